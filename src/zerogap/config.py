@@ -1,0 +1,300 @@
+"""The typed recipe: every key of a run, with what follows from its value. Importable without torch."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+REFUSED_SAMPLING_KEYS = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot run; the message names each key, its value and the fix."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CreateModel(Section):
+    """A small decoder with random weights and a tokenizer built on the task's text."""
+
+    hidden_size: int = Field(128, ge=8)
+    intermediate_size: int = Field(384, ge=8)
+    num_layers: int = Field(4, ge=1)
+    num_heads: int = Field(4, ge=1)
+    num_kv_heads: int = Field(2, ge=1)
+    max_position_embeddings: int = Field(512, ge=8)
+    tokenizer: Literal["characters", "bpe"] = "characters"
+    """characters: one token per character of the task's text. bpe: byte-level BPE trained on it."""
+    vocab_size: int = Field(1024, ge=300)
+    """bpe only: size of the vocabulary to train."""
+
+    @model_validator(mode="after")
+    def _heads(self) -> CreateModel:
+        if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be num_heads {self.num_heads} times an even head size"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        return self
+
+
+class Model(Section):
+    """Exactly one of path, create, fetch says where the weights come from."""
+
+    path: str | None = None
+    """A Hugging Face folder (config.json, *.safetensors, tokenizer)."""
+    create: CreateModel | None = None
+    fetch: Literal["smollm2-135m"] | None = None
+    """A model that `zerogap model fetch` knows; downloaded once into the cache."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of weights and activations in engine and learner; masters and logprobs are fp32."""
+    kernels: Literal["aligned", "standard"] = "aligned"
+    """standard is the control arm: stock torch, not bitwise; the run then says `aligned: no`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Model:
+        given = [k for k in ("path", "create", "fetch") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of path, create, fetch (given: {', '.join(given) or 'none'})")
+        return self
+
+
+class Task(Section):
+    """Exactly one of name (a reasoning-gym dataset) and jsonl (a file with `question` and `answer`)."""
+
+    name: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), not `size` or `seed`."""
+    jsonl: str | None = None
+    size: int = Field(10_000, ge=1)
+    """reasoning-gym only: number of distinct examples; then they repeat in a new order."""
+    seed: int = 0
+    system_prompt: str | None = None
+    instruction: str | None = None
+    """Text added after each question (how to answer)."""
+    answer_pattern: str | None = None
+    """Regular expression whose first group (last match) is graded; default: the whole sampled text."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Task:
+        if (self.name is None) == (self.jsonl is None):
+            raise ValueError("give exactly one of name (a reasoning-gym dataset) and jsonl (a file)")
+        if self.jsonl is not None and self.params:
+            raise ValueError("params belong to name (reasoning-gym), not to jsonl")
+        return self
+
+
+class WarmStart(Section):
+    """Supervised steps on worked solutions before the first rollout."""
+
+    steps: int = Field(200, ge=1)
+    examples_per_step: int = Field(64, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(20, ge=0)
+
+
+class Rollout(Section):
+    workers: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1)
+    """CPU threads of each rollout worker. Bits do not depend on it."""
+    group_size: int = Field(8, ge=2)
+    """Samples per prompt; the advantage is the reward minus the mean of its group."""
+    max_new_tokens: int = Field(64, ge=1)
+    temperature: float = Field(1.0)
+    stop: list[str] = Field(default_factory=list)
+    max_running: int = Field(64, ge=1)
+    """Sequences decoded together."""
+    max_batched_tokens: int = Field(1024, ge=1)
+    """Rows per engine step; longer prompts are prefilled in chunks."""
+    page_size: Literal[8, 16, 32, 64] = 32
+    kv_tokens: int | None = Field(None, ge=64)
+    """Size of the KV cache in tokens; default: room for max_running sequences of full length."""
+    on_update: Literal["recompute", "finish"] = "recompute"
+    """recompute: running requests drop their KV and go on with the new weights. finish: they end on the old."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unchanged_distribution(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            bad = [k for k in REFUSED_SAMPLING_KEYS if k in values]
+            if bad:
+                raise ValueError(
+                    f"{', '.join(bad)} refused in training: it changes the distribution that tokens are drawn from, so "
+                    "the ratio would carry the kept probability mass; remove the key (temperature is supported)"
+                )
+        return values
+
+    @model_validator(mode="after")
+    def _temperature(self) -> Rollout:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature {self.temperature} must be > 0 in training (greedy is for eval)")
+        return self
+
+
+class Learner(Section):
+    threads: int = Field(1, ge=1)
+    learning_rate: float = Field(1e-4, gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: from learning_rate to 0 over train.updates, after the warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    epsilon: float = Field(1e-8, gt=0)
+    micro_batch_tokens: int = Field(4096, ge=1)
+    """Packed rows per forward/backward; changes memory and speed, not the gradient."""
+    mask_truncated: bool = False
+    """True: samples ended by a limit keep their place in the group mean but add nothing to loss or denominator."""
+
+
+class Train(Section):
+    updates: int = Field(300, ge=1)
+    groups_per_update: int = Field(16, ge=1)
+    lag: int = Field(2, ge=0, le=1024)
+    """Most optimizer updates between the weights that sampled a token and those trained on it. 0 = synchronous.
+    Kept by admission: nothing generated is ever dropped."""
+    min_ess: float = Field(0.3, ge=0, le=1)
+    """Warn (never gate) when the effective sample size of any version age falls below this share."""
+
+
+class Audit(Section):
+    share: float = Field(0.125, ge=0, le=1)
+    """Share of each batch's groups whose tokens are scored again with the weights of their own version."""
+    on_unequal: Literal["stop", "warn"] = "stop"
+
+
+class Checkpoint(Section):
+    every: int = Field(0, ge=0)
+    """Updates between checkpoints; 0 = only at the end."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept."""
+
+
+class Logging(Section):
+    tensorboard: bool = True
+    trajectories_mb: float = Field(64.0, ge=0)
+    """Most megabytes of trajectories.jsonl; 0 keeps none."""
+
+
+class Runtime(Section):
+    driver: Literal["ray", "inline"] = "ray"
+    """inline: the same loop in one process, deterministic (tests, replay, debugging)."""
+    ray_address: str | None = None
+    """Join this Ray cluster; default: an embedded one that listens on loopback only."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Longest wait for a rollout or an update before the run ends with an error naming what it waits for."""
+
+
+class Recipe(Section):
+    name: str
+    seed: int = Field(0, ge=0, lt=2**63)
+    output_dir: str | None = None
+    """Run folder; default runs/<name>."""
+    model: Model
+    task: Task
+    warm_start: WarmStart | None = None
+    rollout: Rollout = Field(default_factory=lambda: Rollout.model_validate({}))
+    learner: Learner = Field(default_factory=lambda: Learner.model_validate({}))
+    train: Train = Field(default_factory=lambda: Train.model_validate({}))
+    audit: Audit = Field(default_factory=lambda: Audit.model_validate({}))
+    checkpoint: Checkpoint = Field(default_factory=lambda: Checkpoint.model_validate({}))
+    logging: Logging = Field(default_factory=lambda: Logging.model_validate({}))
+    runtime: Runtime = Field(default_factory=lambda: Runtime.model_validate({}))
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.output_dir or f"runs/{self.name}")
+
+
+def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a YAML recipe and apply dotted overrides (`learner.learning_rate=3e-4`).
+
+    Raises RecipeError with one message that lists every violation.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise RecipeError(f"recipe {path} does not exist; see the recipes/ folder for examples")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"recipe {path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"recipe {path} must be a mapping of sections, got {type(values).__name__}")
+    for override in overrides or []:
+        _apply_override(values, override)
+    return parse_recipe(values, source=str(path))
+
+
+def parse_recipe(values: dict[str, Any], source: str = "recipe") -> Recipe:
+    """Check a mapping against the typed recipe; RecipeError lists all violations."""
+    try:
+        return Recipe.model_validate(_fix_floats(values))
+    except ValidationError as error:
+        lines = [_explain(e) for e in error.errors()]
+        raise RecipeError(f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  - {line}" for line in lines)) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML, every default written out."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise RecipeError(f"override {override!r} must have the form section.key=value")
+    node = values
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        child = node.get(parent)
+        if child is None:
+            child = node[parent] = {}
+        if not isinstance(child, dict):
+            raise RecipeError(f"override {override!r}: {parent} is a value, not a section")
+        node = child
+    node[leaf] = yaml.safe_load(text) if text else None
+
+
+def _fix_floats(value: Any) -> Any:
+    """YAML 1.1 reads 3e-4 as a string; a number in exponent form means a float here."""
+    if isinstance(value, dict):
+        return {k: _fix_floats(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_fix_floats(v) for v in value]
+    if isinstance(value, str) and value[:1] in "+-.0123456789" and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _explain(error: Any) -> str:
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location) or "recipe"
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"{key}: unknown key; {hint}"
+    if error["type"] == "missing":
+        return f"{key}: required, but missing"
+    message = error["msg"].removeprefix("Value error, ")
+    shown = error.get("input")
+    return f"{key}: {message}" + ("" if isinstance(shown, dict) else f" (got {shown!r})")
+
+
+def _known_keys(section: list[str]) -> list[str]:
+    model: Any = Recipe
+    for part in section:
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)

@@ -1,0 +1,1 @@
+"""Turns graded trajectories into weight updates: advantage, objective, packing, optimizer, statistics, warm start."""

@@ -1,0 +1,104 @@
+"""The one record that flows from the engine to the loss: what was sampled, by which weights, how likely.
+
+Tokens in, tokens out: nothing here is decoded and tokenised again. No torch: any process may read these.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["eos", "stop_string", "length", "context"]
+NOT_SAMPLED = -1  # the version of a token that no weights produced (a prompt token)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn: from softmax(logits / temperature) over the tokenizer's ids, nothing else.
+
+    temperature: > 0 samples; 0 takes the most likely token (evaluation only).
+    max_new_tokens: most tokens sampled per trajectory, >= 1.
+    stop: strings that end a trajectory once its sampled text contains one of them.
+    seed: run seed of the counter-based generator (64 bits).
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """One prompt to be sampled `n` times (a group).
+
+    group_id: position in the run's order of admission = order of consumption.
+    prompt_id: index of the prompt in its task; with the sample index and the position it keys the sampler.
+    min_version: the engine must not sample a token of this group with weights older than this
+        (the lag bound as a property of the request; see runtime/admission.py).
+    """
+
+    group_id: int
+    prompt_id: int
+    prompt_token_ids: tuple[int, ...]
+    n: int
+    sampling: SamplingParams
+    min_version: int = 0
+
+
+@dataclass
+class Trajectory:
+    """One sampled sequence. The four token lists have equal length (prompt, then sampled tokens).
+
+    loss_mask: 1 where the engine sampled the token, else 0.
+    logprobs: natural log, fp32, of the distribution really sampled from; 0.0 where loss_mask is 0.
+    versions: weight version that produced the token; NOT_SAMPLED where loss_mask is 0.
+    reward is None until graded; `error` holds the grader's or engine's error (then reward stays None).
+    """
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
+    prompt_id: int
+    group_id: int
+    sample_index: int
+    sampling: SamplingParams
+    contract: str = ""
+    reward: float | None = None
+    error: str | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        if not (len(self.loss_mask) == len(self.logprobs) == len(self.versions) == n):
+            raise ValueError(
+                f"trajectory of prompt {self.prompt_id} sample {self.sample_index}: {n} token ids, "
+                f"{len(self.loss_mask)} mask entries, {len(self.logprobs)} logprobs, {len(self.versions)} versions; "
+                "the engine must return one of each per token"
+            )
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(self.loss_mask)
+
+    @property
+    def sampled_token_ids(self) -> list[int]:
+        return [t for t, m in zip(self.token_ids, self.loss_mask, strict=True) if m]
+
+    @property
+    def truncated(self) -> bool:
+        """Ended by a limit, not by the policy."""
+        return self.finish_reason in ("length", "context")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(line: str) -> Trajectory:
+        record = json.loads(line)
+        sampling = record.pop("sampling")
+        sampling["stop"] = tuple(sampling["stop"])
+        return Trajectory(sampling=SamplingParams(**sampling), **record)
