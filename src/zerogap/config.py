@@ -24,11 +24,17 @@ class CreateModel(Section):
     """A small decoder with random weights and a tokenizer built on the task's text."""
 
     hidden_size: int = Field(128, ge=8)
+    """Width of the residual stream: num_heads times an even head size."""
     intermediate_size: int = Field(384, ge=8)
+    """Width of the MLP."""
     num_layers: int = Field(4, ge=1)
+    """Decoder blocks."""
     num_heads: int = Field(4, ge=1)
+    """Query heads per layer."""
     num_kv_heads: int = Field(2, ge=1)
+    """Key-value heads; fewer than num_heads makes the KV cache smaller (GQA). Must divide num_heads."""
     max_position_embeddings: int = Field(512, ge=8)
+    """Context: longest prompt plus answer. A longer prompt is skipped and counted."""
     tokenizer: Literal["characters", "bpe"] = "characters"
     """characters: one token per character of the task's text. bpe: byte-level BPE trained on it."""
     vocab_size: int = Field(1024, ge=300)
@@ -70,13 +76,17 @@ class Task(Section):
     """Exactly one of name (a reasoning-gym dataset) and jsonl (a file with `question` and `answer`)."""
 
     name: str | None = None
+    """A reasoning-gym dataset with its own scorer (chain_sum, gcd, ...)."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), not `size` or `seed`."""
     jsonl: str | None = None
+    """A file with one {"question", "answer"} per line, graded by math-verify."""
     size: int = Field(10_000, ge=1)
     """reasoning-gym only: number of distinct examples; then they repeat in a new order."""
     seed: int = 0
+    """Seed of the generated examples, and of nothing else."""
     system_prompt: str | None = None
+    """A system message before each question."""
     instruction: str | None = None
     """Text added after each question (how to answer)."""
     answer_pattern: str | None = None
@@ -95,25 +105,34 @@ class WarmStart(Section):
     """Supervised steps on worked solutions before the first rollout."""
 
     steps: int = Field(200, ge=1)
+    """Supervised updates."""
     examples_per_step: int = Field(64, ge=1)
+    """Worked solutions per update."""
     learning_rate: float = Field(1e-3, gt=0)
+    """Peak rate of the warm start; the optimizer starts anew for the run itself."""
     warmup_steps: int = Field(20, ge=0)
+    """Updates over which the rate rises from 0."""
 
 
 class Rollout(Section):
     workers: int = Field(1, ge=1)
+    """Engines, each in its own process. A token depends on weights, prefix and seed, not on its engine."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rollout worker. Bits do not depend on it."""
     group_size: int = Field(8, ge=2)
     """Samples per prompt; the advantage is the reward minus the mean of its group."""
     max_new_tokens: int = Field(64, ge=1)
+    """Longest answer; a longer one is cut, graded as it stands, and counted as truncated."""
     temperature: float = Field(1.0)
+    """> 0. Engine and learner both use softmax(logits / temperature)."""
     stop: list[str] = Field(default_factory=list)
+    """Strings that end an answer; the text up to and including them is kept and trained."""
     max_running: int = Field(64, ge=1)
     """Sequences decoded together."""
     max_batched_tokens: int = Field(1024, ge=1)
     """Rows per engine step; longer prompts are prefilled in chunks."""
     page_size: Literal[8, 16, 32, 64] = 32
+    """Positions per page of the KV cache. Bits do not depend on it."""
     kv_tokens: int | None = Field(None, ge=64)
     """Size of the KV cache in tokens; default: room for max_running sequences of full length."""
     on_update: Literal["recompute", "finish"] = "recompute"
@@ -140,14 +159,21 @@ class Rollout(Section):
 
 class Learner(Section):
     threads: int = Field(1, ge=1)
+    """CPU threads of the learner. Log-probabilities do not depend on it."""
     learning_rate: float = Field(1e-4, gt=0)
+    """Peak rate of AdamW. With lag it bounds how far the policy moves away from the tokens it trains on."""
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: from learning_rate to 0 over train.updates, after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
+    """Updates over which the rate rises from 0."""
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's decay of the mean gradient."""
     beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW's decay of the mean squared gradient."""
     epsilon: float = Field(1e-8, gt=0)
+    """Added to AdamW's denominator."""
     micro_batch_tokens: int = Field(4096, ge=1)
     """Packed rows per forward/backward; changes memory and speed, not the gradient."""
     mask_truncated: bool = False
@@ -156,7 +182,9 @@ class Learner(Section):
 
 class Train(Section):
     updates: int = Field(300, ge=1)
+    """Optimizer updates of the run."""
     groups_per_update: int = Field(16, ge=1)
+    """Prompts per update; each brings rollout.group_size samples."""
     lag: int = Field(2, ge=0, le=1024)
     """Most optimizer updates between the weights that sampled a token and those trained on it. 0 = synchronous.
     Kept by admission: nothing generated is ever dropped."""
@@ -168,6 +196,7 @@ class Audit(Section):
     share: float = Field(0.125, ge=0, le=1)
     """Share of each batch's groups whose tokens are scored again with the weights of their own version."""
     on_unequal: Literal["stop", "warn"] = "stop"
+    """stop: the run ends at the first unequal bit (aligned kernels only). warn: it goes on and counts."""
 
 
 class Checkpoint(Section):
@@ -179,6 +208,7 @@ class Checkpoint(Section):
 
 class Logging(Section):
     tensorboard: bool = True
+    """Also write TensorBoard events; metrics.jsonl is always written."""
     trajectories_mb: float = Field(64.0, ge=0)
     """Most megabytes of trajectories.jsonl; 0 keeps none."""
 
@@ -194,7 +224,9 @@ class Runtime(Section):
 
 class Recipe(Section):
     name: str
+    """Names the run folder runs/<name>."""
     seed: int = Field(0, ge=0, lt=2**63)
+    """Keys the sampler, the order of prompts and the weights of a created model."""
     output_dir: str | None = None
     """Run folder; default runs/<name>."""
     model: Model

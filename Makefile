@@ -1,0 +1,51 @@
+# Two commands do everything from a fresh clone: `make train` and `make test`. Both set up .venv by themselves
+# and are quick when it is there. Everything else is in README.md.
+
+PYTHON ?= python3
+RECIPE ?= recipes/tiny.yaml
+ARGS ?=
+BENCH_MODEL ?= models/smollm2-135m
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# A change of any of these rebuilds the kernels and reinstalls the package (editable: Python sources need nothing).
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*)
+TORCH := torch==2.13.*
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: train test lint bench setup clean
+.DEFAULT_GOAL := train
+
+# A run never overwrites another: the output folder is the first free one of runs/<name>-001, -002, ...
+train: setup
+	@name=$$(basename $(RECIPE) .yaml); n=1; \
+	while [ -e "runs/$$name-$$(printf %03d $$n)" ]; do n=$$((n + 1)); done; \
+	exec $(BIN)/zerogap train $(RECIPE) --output-dir "runs/$$name-$$(printf %03d $$n)" $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	@test -e $(BENCH_MODEL)/config.json || $(BIN)/zerogap model fetch smollm2-135m --cache-dir $(dir $(BENCH_MODEL))
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rollout.py $(BENCH_MODEL) $(ARGS)
+
+setup: $(STAMP)
+
+$(STAMP): $(BUILD_INPUTS)
+	@echo "setting up $(VENV) (torch, Ray, kernels; some minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet "$(TORCH)"
+	@$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

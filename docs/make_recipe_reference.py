@@ -1,0 +1,122 @@
+"""Write docs/recipe.md from src/zerogap/config.py: every key, its type, its default, and what follows from it.
+
+    python docs/make_recipe_reference.py
+
+A test (tests/cli/test_documents.py) fails when the page is not current.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "zerogap" / "config.py"
+PAGE = ROOT / "docs" / "recipe.md"
+
+INTRODUCTION = """# The recipe
+
+<!-- Written by docs/make_recipe_reference.py from src/zerogap/config.py; do not edit by hand. -->
+
+A recipe is a YAML file of the sections below. Unknown keys are refused with the nearest known one. Any key can be
+changed on the command line by its dotted name (`zerogap train recipes/tiny.yaml train.lag=8`); `null` removes a
+section or goes back to "not set" (`warm_start=null`). `zerogap train RECIPE --dry-run` prints the recipe with every
+default written out.
+
+There is no top-p, top-k, min-p or penalty in training: they change the distribution that tokens are drawn from, so
+they are refused with that reason.
+"""
+
+# Section class -> dotted prefix, in the order of the page.
+SECTIONS = {
+    "Recipe": "",
+    "Model": "model",
+    "CreateModel": "model.create",
+    "Task": "task",
+    "WarmStart": "warm_start",
+    "Rollout": "rollout",
+    "Learner": "learner",
+    "Train": "train",
+    "Audit": "audit",
+    "Checkpoint": "checkpoint",
+    "Logging": "logging",
+    "Runtime": "runtime",
+}
+LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def make_page() -> str:
+    classes = {node.name: node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.ClassDef)}
+    unlisted = {name for name, node in classes.items() if _is_section(node)} - SECTIONS.keys()
+    if unlisted:
+        raise SystemExit(f"sections of config.py that docs/make_recipe_reference.py does not list: {unlisted}")
+    return INTRODUCTION + "".join(_section(classes[name], prefix) for name, prefix in SECTIONS.items())
+
+
+def _is_section(node: ast.ClassDef) -> bool:
+    return any(isinstance(base, ast.Name) and base.id == "Section" for base in node.bases) or node.name == "Recipe"
+
+
+def _section(node: ast.ClassDef, prefix: str) -> str:
+    lines = [f"\n## {prefix or 'Top level'}\n"]
+    if text := ast.get_docstring(node):
+        lines.append(f"{text}\n")
+    lines += ["| key | type | default | what follows |", "|---|---|---|---|"]
+    for field, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            lines.append(_row(field, following, prefix))
+    return "\n".join(lines) + "\n"
+
+
+def _row(field: ast.AnnAssign, following: ast.stmt | None, prefix: str) -> str:
+    assert isinstance(field.target, ast.Name)
+    name = f"{prefix}.{field.target.id}".lstrip(".")
+    default, limits = _default(field.value)
+    kind = ", ".join([_type(field.annotation), *limits])
+    return f"| `{name}` | {kind} | {default} | {_docstring(following, field.annotation)} |"
+
+
+def _default(value: ast.expr | None) -> tuple[str, list[str]]:
+    """(default as text, limits such as `>= 1`)."""
+    if value is None:
+        return "required", []
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "Field"):
+        return f"`{_yaml(value)}`", []
+    limits = [f"{LIMITS[k.arg]} {ast.unparse(k.value)}" for k in value.keywords if k.arg in LIMITS]
+    if value.args:
+        return f"`{_yaml(value.args[0])}`", limits
+    factory = next(ast.unparse(k.value) for k in value.keywords if k.arg == "default_factory")
+    return {"dict": "`{}`", "list": "`[]`"}.get(factory, "its defaults"), limits
+
+
+def _yaml(value: ast.expr) -> str:
+    """A constant as it is written in a recipe."""
+    text = ast.unparse(value)
+    plain = text.strip("'")
+    return {"None": "null", "True": "true", "False": "false"}.get(plain, plain)
+
+
+def _type(annotation: ast.expr) -> str:
+    """`Literal['a', 'b'] | None` -> `a, b or null`; a section -> `section`."""
+    parts = []
+    for part in ast.unparse(annotation).split(" | "):
+        if part.startswith("Literal["):
+            part = " or ".join(choice.strip("'") for choice in part[len("Literal[") : -1].split(", "))
+        part = {"None": "null", "str": "text", "int": "integer", "float": "number", "bool": "true or false"}.get(
+            part, part
+        )
+        part = {"dict[str, Any]": "mapping", "list[str]": "list of texts"}.get(part, part)
+        parts.append("section" if part in SECTIONS else part)
+    return " or ".join(parts)
+
+
+def _docstring(node: ast.stmt | None, annotation: ast.expr) -> str:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split()).replace("|", "\\|")
+    name = ast.unparse(annotation).removesuffix(" | None")
+    return f"See [{SECTIONS[name]}](#{SECTIONS[name].replace('.', '')})." if name in SECTIONS else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(make_page())
+    print(f"wrote {PAGE}")

@@ -1,0 +1,175 @@
+"""What a run will need, from its recipe alone: cores, memory, disk, tokens. Estimates, for --dry-run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from zerogap.cli.preflight import read_model_config
+from zerogap.config import CreateModel, Recipe
+
+BYTES = {"float32": 4, "bfloat16": 2}
+PROCESS_BYTES = 450 << 20  # one Python process with torch and Ray loaded (measured: 0.4 to 0.5 GB)
+CHARACTER_VOCABULARY = 64  # a character tokenizer's rough size, before the task's text has been read
+SMOLLM2_135M = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The dimensions that decide memory: parameters, key-value width over all layers, context."""
+
+    parameters: int
+    kv_values_per_token: int
+    activation_values_per_token: int
+    context: int
+
+    @staticmethod
+    def from_config(config: dict[str, Any]) -> ModelSize:
+        """From the keys of a Hugging Face config.json (biases and QK-norm are too small to count)."""
+        hidden = config["hidden_size"]
+        layers = config["num_hidden_layers"]
+        intermediate = config["intermediate_size"]
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_dim = config.get("head_dim") or hidden // heads
+        q_size, kv_size = heads * head_dim, kv_heads * head_dim
+        layer = hidden * (q_size + 2 * kv_size) + q_size * hidden + 3 * hidden * intermediate + 2 * hidden
+        embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings", False) else 2)
+        return ModelSize(
+            parameters=embeddings + layers * layer + hidden,
+            kv_values_per_token=2 * layers * kv_size,
+            # saved for the backward: two norms and residuals, qkv before and after rotary, attention, gate|up, product
+            activation_values_per_token=layers * (4 * hidden + 2 * (q_size + 2 * kv_size) + q_size + 3 * intermediate),
+            context=config.get("max_position_embeddings", 2048),
+        )
+
+    @staticmethod
+    def from_recipe(recipe: Recipe) -> ModelSize:
+        if recipe.model.path is not None:
+            return ModelSize.from_config(read_model_config(Path(recipe.model.path), key="model.path"))
+        if recipe.model.create is not None:
+            return ModelSize.from_config(_created(recipe.model.create))
+        return ModelSize.from_config(SMOLLM2_135M)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Counts, and bytes for everything that ends in _bytes."""
+
+    parameters: int
+    cores: int
+    cores_here: int
+    worker_bytes: int
+    kv_cache_bytes: int
+    learner_bytes: int
+    snapshot_bytes: int
+    memory_bytes: int
+    memory_here_bytes: int | None
+    disk_bytes: int
+    sequences_per_update: int
+    tokens_per_update: int
+    lag_updates: int
+    lag_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For a person: one fact a line, most of them with the key that changes it."""
+        here = "" if self.memory_here_bytes is None else f" (this machine: {gigabytes(self.memory_here_bytes)})"
+        lines = [
+            f"parameters           {self.parameters:,}",
+            f"cores                {self.cores} busy (this machine: {self.cores_here})",
+            f"memory               about {gigabytes(self.memory_bytes)}{here}",
+            f"  each worker        {gigabytes(self.worker_bytes)}, of it KV cache {gigabytes(self.kv_cache_bytes)}",
+            f"  learner            {gigabytes(self.learner_bytes)}: weights, masters, Adam, gradients, activations",
+            f"  weight versions    {gigabytes(self.snapshot_bytes)}: those that a token within the lag may name",
+            f"disk                 about {gigabytes(self.disk_bytes)}",
+            f"sequences per update {self.sequences_per_update:,}",
+            f"tokens per update    at most {self.tokens_per_update:,}",
+            f"lag                  at most {self.lag_updates} updates, {self.lag_tokens:,} sampled tokens",
+        ]
+        if self.cores > self.cores_here:
+            lines.append("note: more busy threads than cores; lower rollout.workers, rollout.threads, learner.threads")
+        if self.memory_here_bytes is not None and self.memory_bytes > self.memory_here_bytes:
+            lines.append("note: may not fit; lower rollout.kv_tokens, rollout.max_running, learner.micro_batch_tokens")
+        return lines
+
+
+def estimate_needs(recipe: Recipe) -> Needs:
+    size = ModelSize.from_recipe(recipe)
+    width = BYTES[recipe.model.dtype]
+    rollout, train = recipe.rollout, recipe.train
+    weights = size.parameters * width
+
+    kv_tokens = rollout.kv_tokens or rollout.max_running * size.context
+    kv_cache = kv_tokens * size.kv_values_per_token * width
+    worker = PROCESS_BYTES + 3 * weights + kv_cache  # weights, packed panels, the next version while it is staged
+
+    compute_copy = 0 if recipe.model.dtype == "float32" else weights  # an fp32 run computes on its masters
+    activations = recipe.learner.micro_batch_tokens * size.activation_values_per_token * width
+    learner = PROCESS_BYTES + 16 * size.parameters + compute_copy + activations  # masters, gradients, two moments
+    snapshots = (train.lag + 2) * weights  # lag + 1 kept for the audit, one on its way to the engines
+
+    checkpoints = (recipe.checkpoint.keep if recipe.checkpoint.every else 0) + 1
+    checkpoint = weights + 12 * size.parameters  # Hugging Face folder; masters and two moments for --resume
+    disk = checkpoints * checkpoint + weights + int(recipe.logging.trajectories_mb * 1e6)
+
+    sequences = train.groups_per_update * rollout.group_size
+    tokens = sequences * rollout.max_new_tokens
+    return Needs(
+        parameters=size.parameters,
+        cores=rollout.workers * rollout.threads + recipe.learner.threads,
+        cores_here=len(os.sched_getaffinity(0)),
+        worker_bytes=worker,
+        kv_cache_bytes=kv_cache,
+        learner_bytes=learner,
+        snapshot_bytes=snapshots,
+        memory_bytes=rollout.workers * worker + learner + snapshots + PROCESS_BYTES,
+        memory_here_bytes=machine_memory_bytes(),
+        disk_bytes=disk,
+        sequences_per_update=sequences,
+        tokens_per_update=tokens,
+        lag_updates=train.lag,
+        lag_tokens=train.lag * tokens,
+    )
+
+
+def machine_memory_bytes() -> int | None:
+    """Memory available now (Linux), or None where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB"
+
+
+def _created(spec: CreateModel) -> dict[str, Any]:
+    return {
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "vocab_size": CHARACTER_VOCABULARY if spec.tokenizer == "characters" else spec.vocab_size,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "tie_word_embeddings": True,
+    }

@@ -1,0 +1,83 @@
+"""Plain text of one step and of the end of a run; no terminal codes, no state.
+
+A metric that was not measured is absent from the line, never shown as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def step_line(metrics: Mapping[str, Any], total: int | None, aligned: bool) -> str:
+    """`step 12/300  reward 0.412  loss -0.0132  grad 0.81  lag 1.5/2  kl k1 +1e-05 k3 2e-05  bitwise 96/96  ...`"""
+    step = int(metrics["step"])
+    width = len(str(total)) if total else 1
+    parts = [f"step {step:>{width}}/{total}" if total else f"step {step}"]
+    for label, key, form in (
+        ("reward", "reward/mean", ".3f"),
+        ("loss", "loss/policy", "+.4f"),
+        ("grad", "grad_norm", ".3g"),
+    ):
+        if key in metrics:
+            parts.append(f"{label} {metrics[key]:{form}}")
+    if "lag/mean" in metrics and "lag/max" in metrics:
+        parts.append(f"lag {metrics['lag/mean']:.1f}/{metrics['lag/max']:.0f}")
+    if "kl/k1" in metrics and "kl/k3" in metrics:
+        parts.append(f"kl k1 {metrics['kl/k1']:+.1e} k3 {metrics['kl/k3']:.1e}")
+    if "ess/all" in metrics:
+        parts.append(f"ess {metrics['ess/all']:.2f}")
+    parts.append(verdict(metrics, aligned))
+    if "throughput/engine_tokens_per_s" in metrics:
+        parts.append(f"{metrics['throughput/engine_tokens_per_s']:,.0f} tok/s")
+    return "  ".join(parts)
+
+
+def verdict(metrics: Mapping[str, Any], aligned: bool) -> str:
+    """`bitwise equal/checked` of this step's audited tokens; a control arm is marked as such."""
+    checked = int(metrics.get("bitwise/checked", 0))
+    mark = "" if aligned else "aligned: no"
+    if not checked:
+        return mark or "bitwise not checked"
+    equal = checked - int(metrics["bitwise/unequal"])
+    counts = f"bitwise {equal:,}/{checked:,}"
+    return f"{counts} ({mark})" if mark else counts
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The whole history in at most `width` bars, each the mean of its stretch, scaled between least and largest."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * i // count for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(BARS[min(int((m - low) / span * len(BARS)), len(BARS) - 1)] for m in means)
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(what, value) for the table at the end of a run, from the keys of summary.json; absent keys have no row."""
+    rows: list[tuple[str, str]] = []
+    if "reward_first" in summary and "reward_last" in summary:
+        first, last = summary["reward_first"], summary["reward_last"]
+        rows.append(("reward, first 10% to last 10%", f"{first:.3f} to {last:.3f}"))
+    for label, key, form in (
+        ("updates", "updates", ",d"),
+        ("tokens sampled", "tokens", ",d"),
+        ("bits checked (tokens)", "bits_checked", ",d"),
+        ("bits unequal (tokens)", "bits_unequal", ",d"),
+        ("largest lag (updates)", "lag_max", ",d"),
+        ("dropped", "dropped", ",d"),
+        ("engine tokens/s", "engine_tokens_per_s", ",.0f"),
+        ("learner tokens/s", "learner_tokens_per_s", ",.0f"),
+        ("seconds", "seconds", ",.0f"),
+    ):
+        value = summary.get(key)
+        if value is not None:
+            rows.append((label, format(value, form)))
+    for label, key in (("model", "final_model"), ("run folder", "run_dir")):
+        if summary.get(key) is not None:
+            rows.append((label, str(summary[key])))
+    return rows
