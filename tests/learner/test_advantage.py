@@ -1,0 +1,43 @@
+"""Group-mean advantages: exact zeros, exact pairs, errored samples left out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerogap.learner.advantage import group_advantages
+
+
+@pytest.mark.parametrize("reward", [0.35, 0.0, 1.0, 0.1, 1e30])
+def test_equal_rewards_are_exactly_zero(reward: float) -> None:
+    """Field case 26."""
+    assert group_advantages([reward] * 8) == [0.0] * 8
+
+
+def test_no_standard_deviation() -> None:
+    """Field case 26: [0.35] x 7 + [0.95] gives -0.075 seven times and +0.525."""
+    advantages = group_advantages([0.35] * 7 + [0.95])
+    assert advantages == pytest.approx([-0.075] * 7 + [0.525], abs=1e-12)
+    assert abs(math.fsum(a for a in advantages if a is not None)) <= 1e-6
+
+
+def test_nearly_equal_rewards_stay_tiny() -> None:
+    """Field case 26: a rounding residue is not blown up."""
+    assert group_advantages([0.1 + 0.2, 0.3]) == pytest.approx([0.0, 0.0], abs=1e-15)
+    assert group_advantages([0.1 + 0.2, 0.3]) != [0.0, 0.0]
+
+
+def test_ungraded_samples_are_not_in_the_mean() -> None:
+    assert group_advantages([1.0, None, 0.0, None]) == [0.5, None, -0.5, None]
+    assert group_advantages([None, None]) == [None, None]
+    assert group_advantages([]) == []
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=16))
+def test_advantages_sum_to_zero(rewards: list[float | None]) -> None:
+    advantages = group_advantages(rewards)
+    assert [a is None for a in advantages] == [r is None for r in rewards]
+    assert abs(math.fsum(a for a in advantages if a is not None)) <= 1e-6

@@ -1,0 +1,83 @@
+"""Statistics from raw log-ratios; what was not measured is absent."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.learner.builders import make_trajectory
+from zerogap.learner.statistics import effective_sample_size, ratio_statistics, sample_statistics
+
+
+def measure(log_ratios: list[float], lags: list[int] | None = None) -> dict[str, float]:
+    return ratio_statistics(torch.tensor(log_ratios), torch.tensor(lags or [0] * len(log_ratios), dtype=torch.int64))
+
+
+def test_signed_and_unsigned_kl() -> None:
+    """Field case 45: [+0.1, -0.1] gives k1 = 0 and k3 = 0.0050042."""
+    statistics = measure([0.1, -0.1])
+    assert statistics["kl/k1"] == 0.0
+    assert statistics["kl/k3"] == pytest.approx(0.0050042, abs=5e-8)
+    assert measure([-0.2, -0.2])["kl/k1"] == pytest.approx(0.2)  # behaviour more sure than learner: KL(mu || pi) > 0
+
+
+def test_maximum_is_of_the_raw_ratio() -> None:
+    """Field case 45: [0, 0, 5] has maximum 148.41."""
+    statistics = measure([0.0, 0.0, 5.0])
+    assert statistics["ratio/max"] == pytest.approx(148.41, abs=0.005)
+    assert statistics["ratio/min"] == 1.0
+    assert statistics["ratio/mean"] == pytest.approx((2 + math.exp(5)) / 3)
+    assert statistics["ratio/dev"] == pytest.approx((math.exp(5) - 1) / 3)
+    assert statistics["ratio/chi2"] == pytest.approx((math.exp(5) - 1) ** 2 / 3)
+
+
+def test_nothing_measured_is_absent() -> None:
+    """Field case 45: no token, no field (not 0)."""
+    assert measure([]) == {}
+    assert sample_statistics([]) == {"errors/ungraded": 0.0}
+    assert sample_statistics([[make_trajectory([1], [2], reward=None, error="grader")]]) == {"errors/ungraded": 1.0}
+
+
+def test_lag_is_per_token() -> None:
+    """Reserve case R6: tokens of v3, v3, v4 trained at v5 have mean 5/3 and maximum 2."""
+    statistics = measure([0.0, 0.0, 0.0], [5 - 3, 5 - 3, 5 - 4])
+    assert statistics["lag/mean"] == pytest.approx(5 / 3)
+    assert statistics["lag/max"] == 2.0
+
+
+def test_effective_sample_size_by_age() -> None:
+    statistics = measure([0.0, 0.0, math.log(3.0), 0.0], [0, 0, 2, 2])
+    assert statistics["ess/age_0"] == 1.0
+    assert statistics["ess/age_2"] == pytest.approx((3 + 1) ** 2 / (2 * (9 + 1)))
+    assert statistics["ess/all"] == pytest.approx(6**2 / (4 * 12))
+    assert "ess/age_1" not in statistics
+
+
+@given(st.lists(st.floats(-20, 20), min_size=1, max_size=50))
+def test_bounds(log_ratios: list[float]) -> None:
+    size = effective_sample_size(torch.tensor(log_ratios, dtype=torch.float64).exp())
+    assert 1 / len(log_ratios) - 1e-9 <= size <= 1 + 1e-9
+    assert measure(log_ratios)["kl/k3"] >= 0
+
+
+def test_rewards_and_lengths() -> None:
+    groups = [
+        [make_trajectory([1, 2], [3] * n, reward=r, finish_reason=f) for n, r, f in group]
+        for group in (
+            [(1, 1.0, "eos"), (3, 0.0, "length"), (5, None, "eos")],
+            [(2, 0.5, "eos"), (2, 0.5, "context")],
+        )
+    ]
+    assert sample_statistics(groups) == {
+        "errors/ungraded": 1.0,
+        "reward/mean": 0.5,
+        "reward/max": 1.0,
+        "reward/zero_variance_groups": 1.0,
+        "length/mean": 2.0,
+        "length/max": 3.0,
+        "truncated/share": 0.5,
+    }
