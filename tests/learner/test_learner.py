@@ -81,7 +81,8 @@ def count_forwards(decoder: Any) -> list[int]:
 
     def hidden(tokens_T: torch.Tensor, *arguments: Any) -> torch.Tensor:
         rows.append(len(tokens_T))
-        return original(tokens_T, *arguments)
+        hidden_TH: torch.Tensor = original(tokens_T, *arguments)
+        return hidden_TH
 
     decoder.hidden = hidden
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_two_runs_give_the_same_bits(kernels: str, dtype: torch.dtype) -> None:
 @DTYPES
 def test_resume_equals_the_uninterrupted_run(kernels: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Reserve case R16: rate, version and every bit at step k are the same with and without a resume after 2."""
-    config = {"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.01, "total": 6}
+    config: dict[str, Any] = {"schedule": "cosine", "warmup_steps": 3, "weight_decay": 0.01, "total": 6}
     whole = make_learner(kernels, dtype, **config)
     expected = run(whole, range(5))
     part = make_learner(kernels, dtype, **config)
