@@ -1,0 +1,311 @@
+"""Gradients of the aligned kernels. Deterministic; the gradient of a weight goes to its fp32 master.
+
+A master enters each Function as an autograd input, only so that autograd carries its gradient; the arithmetic reads
+`weight.data`, the compute copy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerogap.kernels.rows import AttentionShape, RowBatch
+from zerogap.kernels.weight import Weight
+
+if TYPE_CHECKING:
+    from zerogap.kernels.aligned import AlignedKernels, LayerCache
+
+Gradient = torch.Tensor | None
+
+
+def wanted(x: torch.Tensor | None, weight: Weight | None) -> bool:
+    """Whether this call must be recorded."""
+    if not torch.is_grad_enabled():
+        return False
+    return (x is not None and x.requires_grad) or (weight is not None and weight.master is not None)
+
+
+def zeros_like_weight(weight: Weight) -> torch.Tensor:
+    return torch.zeros(weight.data.shape, dtype=torch.float32)
+
+
+def empty_like_weight(weight: Weight) -> torch.Tensor:
+    return torch.empty(weight.data.shape, dtype=torch.float32)
+
+
+def code(tensor: torch.Tensor) -> int:
+    return 0 if tensor.dtype == torch.float32 else 1
+
+
+class Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, master: torch.Tensor, tokens_T: torch.Tensor, weight: Weight, kernels: Any) -> torch.Tensor:
+        ctx.save_for_backward(tokens_T)
+        ctx.weight, ctx.kernels = weight, kernels
+        out: torch.Tensor = kernels.embedding_forward(tokens_T, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+        dy = gradients[0].contiguous()
+        (tokens_T,) = ctx.saved_tensors
+        dtable = zeros_like_weight(ctx.weight)
+        ctx.kernels.native.embedding_backward(
+            code(dy), dy.data_ptr(), tokens_T.data_ptr(), dtable.data_ptr(), tokens_T.numel(), dtable.shape[1]
+        )
+        return dtable, None, None, None
+
+
+class RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TH: torch.Tensor,
+        residual_TH: torch.Tensor | None,
+        master: torch.Tensor | None,
+        weight: Weight,
+        eps: float,
+        kernels: AlignedKernels,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        residual = None if residual_TH is None else residual_TH.contiguous()
+        target = None if residual is None else torch.empty_like(residual)
+        y_TH, sum_TH = kernels.rms_norm_forward(x_TH, weight, eps, residual, target)
+        if residual is None:
+            sum_TH = sum_TH.view_as(sum_TH)  # an input may not be returned as it is
+        ctx.save_for_backward(sum_TH)
+        ctx.weight, ctx.eps, ctx.kernels, ctx.has_residual = weight, eps, kernels, residual is not None
+        ctx.set_materialize_grads(False)
+        return y_TH, sum_TH
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Gradient, ...]:
+        (sum_TH,) = ctx.saved_tensors
+        dy = torch.zeros_like(sum_TH) if gradients[0] is None else gradients[0].contiguous()
+        dsum = None if gradients[1] is None else gradients[1].contiguous()
+        dx, dweight = torch.empty_like(sum_TH), empty_like_weight(ctx.weight)
+        rows, width = sum_TH.shape
+        ctx.kernels.native.rms_norm_backward(
+            code(dx),
+            sum_TH.data_ptr(),
+            ctx.weight.data.data_ptr(),
+            dy.data_ptr(),
+            0 if dsum is None else dsum.data_ptr(),
+            dx.data_ptr(),
+            dweight.data_ptr(),
+            rows,
+            width,
+            ctx.eps,
+        )
+        return dx, dx if ctx.has_residual else None, dweight if ctx.needs_input_grad[2] else None, None, None, None
+
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TK: torch.Tensor,
+        master: torch.Tensor | None,
+        bias_master: torch.Tensor | None,
+        weight_NK: Weight,
+        bias_N: Weight | None,
+        kernels: AlignedKernels,
+    ) -> torch.Tensor:
+        x_TK = x_TK.contiguous()
+        ctx.save_for_backward(x_TK)
+        ctx.weight, ctx.bias, ctx.kernels = weight_NK, bias_N, kernels
+        return kernels.linear_forward(x_TK, weight_NK, bias_N, x_TK.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+        dy = gradients[0].contiguous()
+        (x_TK,) = ctx.saved_tensors
+        native, dtype = ctx.kernels.native, code(dy)
+        rows = x_TK.shape[0]
+        n, k = ctx.weight.data.shape
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty_like(x_TK)
+            native.linear_input_gradient(
+                dtype, dy.data_ptr(), ctx.weight.data.data_ptr(), dx.data_ptr(), rows, n, k
+            )
+        if ctx.needs_input_grad[1]:
+            dweight = zeros_like_weight(ctx.weight) if rows == 0 else empty_like_weight(ctx.weight)
+            native.linear_weight_gradient(dtype, dy.data_ptr(), x_TK.data_ptr(), dweight.data_ptr(), rows, n, k)
+        if ctx.needs_input_grad[2]:
+            dbias = empty_like_weight(ctx.bias)
+            native.column_sum(dtype, dy.data_ptr(), dbias.data_ptr(), rows, n)
+        return dx, dweight, dbias, None, None, None
+
+
+class HeadNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv_TE: torch.Tensor,
+        q_master: torch.Tensor | None,
+        k_master: torch.Tensor | None,
+        q_weight_D: Weight,
+        k_weight_D: Weight,
+        eps: float,
+        shape: AttentionShape,
+        kernels: AlignedKernels,
+    ) -> torch.Tensor:
+        qkv_TE = qkv_TE.contiguous()
+        ctx.save_for_backward(qkv_TE)
+        ctx.weights, ctx.eps, ctx.shape, ctx.kernels = (q_weight_D, k_weight_D), eps, shape, kernels
+        return kernels.head_norm_forward(qkv_TE, q_weight_D, k_weight_D, eps, shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+        dy = gradients[0].contiguous()
+        (qkv_TE,) = ctx.saved_tensors
+        shape: AttentionShape = ctx.shape
+        dqkv = torch.empty_like(qkv_TE)
+        dweights = torch.empty(2, shape.head_dim, dtype=torch.float32)
+        ctx.kernels.native.head_norm_backward(
+            code(dy),
+            qkv_TE.data_ptr(),
+            ctx.weights[0].data.data_ptr(),
+            ctx.weights[1].data.data_ptr(),
+            dy.data_ptr(),
+            dqkv.data_ptr(),
+            dweights.data_ptr(),
+            qkv_TE.shape[0],
+            shape.q_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            ctx.eps,
+        )
+        dq_weight = dweights[0] if ctx.needs_input_grad[1] else None
+        dk_weight = dweights[1] if ctx.needs_input_grad[2] else None
+        return dqkv, dq_weight, dk_weight, None, None, None, None, None
+
+
+class Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv_TE: torch.Tensor,
+        cos_PR: torch.Tensor,
+        sin_PR: torch.Tensor,
+        positions_T: torch.Tensor,
+        shape: AttentionShape,
+        kernels: AlignedKernels,
+    ) -> torch.Tensor:
+        qkv_TE = qkv_TE.contiguous()
+        ctx.save_for_backward(cos_PR, sin_PR, positions_T)
+        ctx.shape, ctx.kernels = shape, kernels
+        return kernels.rotate(qkv_TE, torch.empty_like(qkv_TE), cos_PR, sin_PR, positions_T, shape, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+        dy = gradients[0].contiguous()
+        dqkv = ctx.kernels.rotate(dy, torch.empty_like(dy), *ctx.saved_tensors, ctx.shape, -1.0)
+        return dqkv, None, None, None, None, None
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv_TE: torch.Tensor,
+        rows: RowBatch,
+        cache: LayerCache | None,
+        shape: AttentionShape,
+        kernels: AlignedKernels,
+    ) -> torch.Tensor:
+        if not rows.packed:
+            raise ValueError("attention: gradients need packed rows (RowBatch.pack); use torch.no_grad() for an engine")
+        qkv_TE = qkv_TE.contiguous()
+        log_sums_TQ = torch.empty(rows.num_rows, shape.q_heads, dtype=torch.float32)
+        out = kernels.attention_forward(qkv_TE, rows, cache, shape, log_sums_TQ)
+        ctx.save_for_backward(qkv_TE, out, log_sums_TQ, rows.starts_Sp1)
+        ctx.shape, ctx.kernels = shape, kernels
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+        dout = gradients[0].contiguous()
+        qkv_TE, out, log_sums_TQ, starts = ctx.saved_tensors
+        shape: AttentionShape = ctx.shape
+        dqkv = torch.empty_like(qkv_TE)
+        ctx.kernels.native.attention_backward(
+            code(qkv_TE),
+            qkv_TE.data_ptr(),
+            out.data_ptr(),
+            log_sums_TQ.data_ptr(),
+            dout.data_ptr(),
+            dqkv.data_ptr(),
+            starts.numel() - 1,
+            starts.data_ptr(),
+            shape.q_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.scale,
+        )
+        return dqkv, None, None, None, None
+
+
+class SiluMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up_T2I: torch.Tensor, kernels: AlignedKernels) -> torch.Tensor:
+        gate_up_T2I = gate_up_T2I.contiguous()
+        ctx.save_for_backward(gate_up_T2I)
+        ctx.kernels = kernels
+        return kernels.silu_mul_forward(gate_up_T2I)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+        dy = gradients[0].contiguous()
+        (gate_up_T2I,) = ctx.saved_tensors
+        dgate_up = torch.empty_like(gate_up_T2I)
+        ctx.kernels.native.silu_mul_backward(
+            code(dy), gate_up_T2I.data_ptr(), dy.data_ptr(), dgate_up.data_ptr(), dy.shape[0], dy.shape[1]
+        )
+        return dgate_up, None
+
+
+class HeadLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: torch.Tensor,
+        master: torch.Tensor | None,
+        weight_VH: Weight,
+        targets_T: torch.Tensor,
+        temperature: float,
+        vocab: int,
+        kernels: AlignedKernels,
+    ) -> torch.Tensor:
+        hidden_TH = hidden_TH.contiguous()
+        log_sums_T = torch.empty(hidden_TH.shape[0], dtype=torch.float32)
+        out = kernels.logprobs_forward(hidden_TH, weight_VH, targets_T, temperature, vocab, log_sums_T)
+        ctx.save_for_backward(hidden_TH, targets_T, log_sums_T)
+        ctx.weight, ctx.temperature, ctx.vocab, ctx.kernels = weight_VH, temperature, vocab, kernels
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+        from zerogap.kernels.aligned import inverse_temperature
+
+        dlogprobs = gradients[0].contiguous()
+        hidden_TH, targets_T, log_sums_T = ctx.saved_tensors
+        dhidden = torch.empty_like(hidden_TH) if ctx.needs_input_grad[0] else None
+        dweight = zeros_like_weight(ctx.weight) if ctx.needs_input_grad[1] else None
+        rows, k = hidden_TH.shape
+        ctx.kernels.native.head_backward(
+            code(hidden_TH),
+            hidden_TH.data_ptr(),
+            ctx.weight.data.data_ptr(),
+            targets_T.data_ptr(),
+            log_sums_T.data_ptr(),
+            dlogprobs.data_ptr(),
+            inverse_temperature(ctx.temperature),
+            0 if dhidden is None else dhidden.data_ptr(),
+            0 if dweight is None else dweight.data_ptr(),
+            rows,
+            ctx.vocab,
+            k,
+        )
+        return dhidden, dweight, None, None, None, None, None
