@@ -1,0 +1,83 @@
+"""Checkpoints: run_dir/checkpoints/step-000123/ is a Hugging Face folder plus what a resumed run needs.
+
+trainer.safetensors: fp32 masters and moments. trainer.json: version, stream position, counters, the recipe. A folder
+is written beside its place, synced, and renamed, so it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from zerogap.config import Recipe
+from zerogap.learner.learner import Learner
+from zerogap.model.checkpoint import CheckpointError, read_json, replace_folder, save_decoder
+
+TENSORS, RECORD = "trainer.safetensors", "trainer.json"
+_NAME = re.compile(r"step-(\d{6,})")
+
+# What the numbering of groups and the optimizer's state mean; a resumed run cannot change it.
+FIXED_KEYS = ("seed", "model.dtype", "task", "train.groups_per_update")
+
+
+def save_checkpoint(run_dir: Path, learner: Learner, tokenizer_folder: Path, record: dict[str, Any], keep: int) -> Path:
+    """Write the learner's state with `record` and free all but the newest `keep` checkpoints."""
+    folder = run_dir / "checkpoints" / f"step-{learner.version:06d}"
+    tensors, state = learner.state()
+    with replace_folder(folder) as temporary:
+        save_decoder(learner.decoder, temporary, tokenizer_folder)
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary / TENSORS)
+        text = json.dumps({**record, "learner": state, "version": learner.version}, indent=2)
+        (temporary / RECORD).write_text(text + "\n", encoding="utf-8")
+        for path in temporary.iterdir():
+            _sync(path)
+        _sync(temporary)
+    _sync(folder.parent)
+    for old in checkpoints(run_dir)[:-keep]:
+        shutil.rmtree(old)
+    return folder
+
+
+def checkpoints(run_dir: Path) -> list[Path]:
+    """Complete checkpoints, oldest first. Leftovers of an interrupted save have other names and are not among them."""
+    folders = (run_dir / "checkpoints").glob("step-*")
+    return sorted((f for f in folders if _NAME.fullmatch(f.name)), key=lambda f: int(f.name.removeprefix("step-")))
+
+
+def load_record(folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """trainer.json; CheckpointError when the recipe has changed in a key that a resumed run cannot change."""
+    record = read_json(folder, RECORD)
+    old, new = record["recipe"], recipe.model_dump(mode="json")
+    changed = [key for key in FIXED_KEYS if _at(old, key) != _at(new, key)]
+    if changed:
+        lines = [f"  {key}: {_at(old, key)!r} in the checkpoint, {_at(new, key)!r} in the recipe" for key in changed]
+        raise CheckpointError(f"{folder} cannot be resumed with this recipe; change back:\n" + "\n".join(lines))
+    return record
+
+
+def load_trainer(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """What Learner.load_state takes."""
+    state: dict[str, int] = read_json(folder, RECORD)["learner"]
+    return load_file(folder / TENSORS), state
+
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    node: Any = values
+    for part in key.split("."):
+        node = node[part]
+    return node
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,130 @@
+"""The training loop.
+
+Who produces: the engines, from the groups that this loop admits. Who consumes: the learner, one batch of
+`groups_per_update` groups per update, in order of admission. Who unblocks whom: an update publishes a version, which
+admits the next batch of groups (admission.py); a group that finishes may complete the learner's next batch. The loop
+never waits while it could admit or train, and whatever it waits for is already on its way.
+
+With the Ray backend engines and learner work at the same time; with the inline backend the same lines run in turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from zerogap.runtime.admission import Admission
+from zerogap.runtime.backend import Backend, EngineStats, FinishedGroup, Item, RunFailed
+from zerogap.runtime.queue import TrajectoryQueue
+
+OnUpdate = Callable[[int, dict[str, Any], list[FinishedGroup]], None]
+
+
+class Prompts(Protocol):
+    skipped: int
+
+    def request(self, group_id: int, min_version: int) -> Item: ...
+
+
+def run_loop(
+    backend: Backend,
+    prompts: Prompts,
+    admission: Admission,
+    version: int,
+    updates: int,
+    timeout_s: float,
+    on_update: OnUpdate,
+) -> None:
+    """Train from weights `version` until `updates`.
+
+    on_update(version, metrics, groups) is called after each update, when the new version is published and the learner
+    is idle (so it may ask the backend to save). Raises RunFailed when nothing happens for timeout_s.
+    """
+    queue = TrajectoryQueue(admission.groups_per_update, version * admission.groups_per_update)
+    in_flight: set[int] = set()
+    training: list[FinishedGroup] = []  # the batch that the learner works on; empty while it is idle
+    meter = _Meter(backend.stats())
+
+    while version < updates:
+        # Producer: every group that the lag bound allows at this version.
+        items = [prompts.request(group, admission.min_version(group)) for group in admission.admit(version)]
+        if items:
+            backend.submit(items)
+            in_flight.update(request.group_id for request, _ in items)
+
+        # Consumer: the next batch in line, once all of it is there.
+        if not training and queue.ready:
+            training = queue.take()
+            admission.check(training, version)
+            backend.train(training)
+
+        # Wait for either side.
+        waited_from = time.monotonic()
+        events = backend.wait(timeout_s)
+        meter.waited(time.monotonic() - waited_from, learner_idle=not training, engines_idle=not in_flight)
+        if not events:
+            raise RunFailed(_stuck(timeout_s, version, bool(training), queue.missing(), in_flight))
+        for group in events.finished:
+            in_flight.remove(group.group_id)
+            queue.put(group)
+
+        # An update ended: publish first (engines go on), then everything that is only record keeping.
+        if events.update is not None:
+            version += 1
+            if events.update.version != version:
+                raise RunFailed(f"the learner is at version {events.update.version}, the loop at {version}")
+            if version < updates:
+                backend.publish(events.update.weights)
+            metrics = events.update.metrics | meter.read(backend.stats())
+            metrics |= {
+                "queue/in_flight": len(in_flight),
+                "queue/finished": len(queue),
+                "prompts/skipped": prompts.skipped,
+                "dropped": 0,  # nothing generated is thrown away: see admission.py
+                "rejected/tokens": 0,
+            }
+            groups, training = training, []
+            on_update(version, metrics, groups)
+
+
+class _Meter:
+    """Times and rates between two updates."""
+
+    def __init__(self, stats: EngineStats) -> None:
+        self._stats = stats
+        self._started = time.monotonic()
+        self._rollout_s = 0.0
+        self._learner_s = 0.0
+
+    def waited(self, seconds: float, learner_idle: bool, engines_idle: bool) -> None:
+        if learner_idle:
+            self._rollout_s += seconds
+        elif engines_idle:
+            self._learner_s += seconds
+
+    def read(self, stats: EngineStats) -> dict[str, Any]:
+        """wait/rollout_s: the learner stood idle for want of a batch; wait/learner_s: the engines stood idle because
+        the lag bound admits nothing before the next version. Tokens/s count the time inside the engines only."""
+        now = time.monotonic()
+        metrics: dict[str, Any] = {
+            "time/step_s": now - self._started,
+            "wait/rollout_s": self._rollout_s,
+            "wait/learner_s": self._learner_s,
+            "queue/restarts": stats.restarts,
+        }
+        tokens = stats.sampled_tokens - self._stats.sampled_tokens
+        busy_s = stats.busy_s - self._stats.busy_s
+        if tokens > 0 and busy_s > 0:
+            metrics["throughput/engine_tokens_per_s"] = tokens / busy_s * stats.workers
+            metrics["tokens/sampled"] = tokens
+        self._stats, self._started, self._rollout_s, self._learner_s = stats, now, 0.0, 0.0
+        return metrics
+
+
+def _stuck(timeout_s: float, version: int, training: bool, missing: list[int], in_flight: set[int]) -> str:
+    waits_for = f"the learner's update of version {version}" if training else f"groups {missing} of the next batch"
+    return (
+        f"nothing happened for {timeout_s:g} s (runtime.timeout_s): the loop at version {version} waits for {waits_for}; "
+        f"groups with the engines: {sorted(in_flight)}; see the logs folder of the run, or raise runtime.timeout_s"
+    )

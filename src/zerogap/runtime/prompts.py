@@ -1,0 +1,102 @@
+"""From a position in the shuffled stream of prompts to the group request that an engine gets.
+
+A prompt that leaves no room for one sampled token is skipped and counted before groups are numbered, so the lag
+arithmetic never sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from zerogap.config import Rollout
+from zerogap.env.task import Example, Task
+from zerogap.runtime.backend import Item, RunFailed
+from zerogap.trajectory import GroupRequest, SamplingParams
+
+PROMPTS_MEASURED = 64  # how many prompts are rendered to size the KV cache
+
+
+class Stream(Protocol):
+    """Position in the run -> index of a prompt (env/stream.py)."""
+
+    def __getitem__(self, position: int) -> int: ...
+
+
+class PromptSource:
+    """Yields groups in order; remembers where each unconsumed group came from, for the checkpoint."""
+
+    def __init__(
+        self,
+        task: Task,
+        stream: Stream,
+        render: Callable[[Example], list[int]],
+        max_prompt_tokens: int,
+        group_size: int,
+        sampling: SamplingParams,
+        position: int = 0,
+        skipped: int = 0,
+    ) -> None:
+        self._task = task
+        self._stream = stream
+        self._render = render
+        self._max_prompt_tokens = max_prompt_tokens
+        self._group_size = group_size
+        self._sampling = sampling
+        self._position = position
+        self.skipped = skipped
+        self._cursors: dict[int, tuple[int, int]] = {}
+
+    def request(self, group_id: int, min_version: int) -> Item:
+        """The next prompt that fits, as group `group_id`. RunFailed when a whole epoch does not fit."""
+        self._cursors[group_id] = (self._position, self.skipped)
+        for _ in range(len(self._task)):
+            position = self._position
+            self._position += 1
+            index = self._stream[position]
+            example = self._task.example(index)
+            token_ids = self._render(example)
+            if len(token_ids) > self._max_prompt_tokens:
+                self.skipped += 1
+                continue
+            epoch = position // len(self._task)
+            sampling = replace(self._sampling, seed=epoch_seed(self._sampling.seed, epoch))
+            request = GroupRequest(group_id, index, tuple(token_ids), self._group_size, sampling, min_version)
+            return request, example
+        raise RunFailed(
+            f"all {len(self._task)} prompts of the task are longer than {self._max_prompt_tokens} tokens, the most that "
+            "the model's context and rollout.kv_tokens leave room for; shorten the prompts or choose another model"
+        )
+
+    def cursor(self, group_id: int) -> tuple[int, int]:
+        """(stream position, prompts skipped) from which group_id and all later groups can be admitted again.
+        Forgets the groups before it."""
+        for old in [g for g in self._cursors if g < group_id]:
+            del self._cursors[old]
+        return self._cursors.get(group_id, (self._position, self.skipped))
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The sampler's seed in one pass over the prompts: a prompt seen again must not meet the same random numbers."""
+    if epoch == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed} epoch {epoch}".encode()).digest()[:8], "big") >> 1
+
+
+def kv_tokens(task: Task, render: Callable[[Example], list[int]], rollout: Rollout, context: int) -> int:
+    """Default size of an engine's KV cache: room for max_running sequences as long as the first prompts suggest, and
+    for one of full length up to 8,192 tokens (an unusually long one then waits for others; it is not refused)."""
+    longest = max(len(render(task.example(index))) for index in range(min(len(task), PROMPTS_MEASURED)))
+    needed = min(longest + rollout.max_new_tokens, context)
+    tokens = max(rollout.max_running * needed, min(context, 8192))
+    return -(-tokens // rollout.page_size) * rollout.page_size
+
+
+def max_prompt_tokens(rollout: Rollout, context: int, cache_tokens: int) -> int:
+    """Longest prompt that an engine with this cache accepts. A sequence of n tokens caches n - 1 of them."""
+    capacity = cache_tokens // rollout.page_size * rollout.page_size
+    if capacity >= context - 1:
+        return context - 1
+    return capacity + 1 - rollout.max_new_tokens

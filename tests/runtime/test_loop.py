@@ -1,0 +1,150 @@
+"""The loop and the lag bound, through any worker timing in virtual time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.fakes import FakeBackend, FakePrompts, fake_trajectory
+from zerogap.runtime.admission import Admission
+from zerogap.runtime.backend import FinishedGroup, RunFailed
+from zerogap.runtime.loop import run_loop
+from zerogap.runtime.queue import TrajectoryQueue
+from zerogap.trajectory import NOT_SAMPLED
+
+
+def run(backend: FakeBackend, lag: int, batch: int, start: int, updates: int) -> list[dict[str, object]]:
+    lines: list[dict[str, object]] = []
+    run_loop(
+        backend,
+        FakePrompts(),
+        Admission(batch, lag, start, updates),
+        start,
+        updates,
+        timeout_s=1.0,
+        on_update=lambda version, metrics, groups: lines.append(metrics),
+    )
+    return lines
+
+
+def lags(backend: FakeBackend, start: int) -> list[int]:
+    """Lag of every trained token."""
+    return [
+        start + k - version
+        for k, groups in enumerate(backend.trained)
+        for group in groups
+        for trajectory in group.trajectories
+        for version in trajectory.versions
+        if version != NOT_SAMPLED
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    lag=st.integers(0, 64),
+    batch=st.integers(1, 5),
+    engines=st.integers(1, 4),
+    start=st.sampled_from([0, 1, 100]),
+    updates=st.integers(1, 12),
+    longest_delay=st.sampled_from([0, 1, 7, 60]),
+    longest_update=st.sampled_from([1, 5, 80]),
+    slowest=st.sampled_from([1, 4, 40]),
+    on_update=st.sampled_from(["recompute", "finish"]),
+)
+def test_lag_bound_nothing_dropped_no_deadlock(
+    seed: int,
+    lag: int,
+    batch: int,
+    engines: int,
+    start: int,
+    updates: int,
+    longest_delay: int,
+    longest_update: int,
+    slowest: int,
+    on_update: str,
+) -> None:
+    """Claims 1 to 4 of admission.py for any timing; field cases 25 and R3 (a resume at version 100 included)."""
+    durations = random.Random(seed)
+    table = {g: durations.randint(1, slowest) for g in range(start * batch, (start + updates) * batch)}
+    backend = FakeBackend(
+        seed, engines, start, longest_delay, longest_update, table.__getitem__, on_update=on_update
+    )
+    lines = run(backend, lag, batch, start, start + updates)
+
+    assert len(lines) == updates
+    trained = [group.group_id for groups in backend.trained for group in groups]
+    assert trained == list(range(start * batch, (start + updates) * batch))  # each once, in order
+    assert max(lags(backend, start)) <= lag
+    assert min(lags(backend, start)) >= 0
+    assert backend.most_alive <= (lag + 1) * batch
+    assert backend.alive == 0
+
+
+def test_lag_zero_is_synchronous() -> None:
+    backend = FakeBackend(seed=3, engines=3, longest_delay=9, longest_update=9, ticks=lambda g: 1 + g % 5)
+    run(backend, lag=0, batch=4, start=0, updates=10)
+    assert set(lags(backend, 0)) == {0}
+
+
+def test_bound_is_reached_when_the_learner_is_slow() -> None:
+    """The bound does not hold merely because engines never run ahead."""
+    backend = FakeBackend(seed=1, engines=4, longest_update=60)
+    run(backend, lag=5, batch=2, start=0, updates=20)
+    assert max(lags(backend, 0)) == 5
+
+
+def test_slow_tasks_keep_their_share() -> None:
+    """Field case 25: half of the tasks take 1 tick, half 20; lag 2; 50 updates. Nothing is discarded."""
+    backend = FakeBackend(seed=0, engines=2, ticks=lambda g: 20 if g % 2 else 1)
+    lines = run(backend, lag=2, batch=8, start=0, updates=50)
+    for groups in backend.trained:
+        assert sum(group.group_id % 2 for group in groups) == 4
+    assert all(line["dropped"] == 0 for line in lines)
+
+
+def test_engine_that_ignores_min_version_is_caught() -> None:
+    """The bound is verified on what is trained, not only argued."""
+    backend = FakeBackend(
+        seed=0, engines=3, longest_delay=80, longest_update=1, ticks=lambda g: 2, obeys_min_version=False
+    )
+    with pytest.raises(RunFailed, match=r"over train.lag 0"):
+        run(backend, lag=0, batch=2, start=0, updates=30)
+
+
+def test_receiver_blocked_for_two_updates_ends_at_the_newest() -> None:
+    """Field case 40: weights that arrive very late neither stop the run nor pin the engine to old ones."""
+    backend = FakeBackend(seed=5, engines=2, longest_delay=200, longest_update=1)
+    run(backend, lag=4, batch=1, start=0, updates=40)
+    newest = max(v for t in backend.trained[-1][0].trajectories for v in t.versions)
+    assert newest >= 39 - 4
+
+
+def test_silence_ends_the_run_and_names_the_groups() -> None:
+    """Field case 40: no wait without limit."""
+    backend = FakeBackend(seed=0, ticks=lambda g: 10**9 if g == 3 else 1, patience=50)
+    with pytest.raises(RunFailed, match=r"waits for groups \[3\] of the next batch; groups with the engines: \[3"):
+        run(backend, lag=1, batch=2, start=0, updates=5)
+
+
+def test_queue_refuses_a_group_twice() -> None:
+    queue = TrajectoryQueue(1, first_group=0)
+    group = FinishedGroup(0, [fake_trajectory(0, [0])])
+    queue.put(group)
+    with pytest.raises(ValueError, match="group 0 arrived twice"):
+        queue.put(group)
+    assert queue.take() == [group]
+    with pytest.raises(ValueError, match="group 0 arrived twice"):
+        queue.put(group)
+
+
+def test_waits_are_attributed() -> None:
+    """A line of metrics says who waited for whom."""
+    backend = FakeBackend(seed=0)
+    lines = run(backend, lag=0, batch=1, start=0, updates=3)
+    for line in lines:
+        assert line["wait/rollout_s"] >= 0 and line["wait/learner_s"] >= 0
+        assert line["queue/in_flight"] == 0 and line["queue/finished"] == 0
