@@ -4,7 +4,6 @@
 PYTHON ?= python3
 RECIPE ?= recipes/tiny.yaml
 ARGS ?=
-BENCH_MODEL ?= models/smollm2-135m
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,8 +15,12 @@ TORCH := torch==2.13.*
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: train test lint bench setup clean
-.DEFAULT_GOAL := train
+.PHONY: help train test lint bench setup clean
+
+help:
+	@echo "make train [RECIPE=recipes/tiny.yaml] [ARGS='train.lag=8 ...']   set up, then train into a fresh runs/ folder"
+	@echo "make test                                                        set up, lint, types, tests"
+	@echo "make lint | bench | clean"
 
 # A run never overwrites another: the output folder is the first free one of runs/<name>-001, -002, ...
 train: setup
@@ -34,14 +37,13 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	@test -e $(BENCH_MODEL)/config.json || $(BIN)/zerogap model fetch smollm2-135m --cache-dir $(dir $(BENCH_MODEL))
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rollout.py $(BENCH_MODEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rollout.py "$$($(BIN)/zerogap model fetch smollm2-135m)" $(ARGS)
 
 setup: $(STAMP)
 
 $(STAMP): $(BUILD_INPUTS)
 	@echo "setting up $(VENV) (torch, Ray, kernels; some minutes the first time)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 -m venv failed; install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet "$(TORCH)"
 	@$(BIN)/python -m pip install --quiet -e ".[dev]"

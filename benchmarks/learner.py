@@ -136,7 +136,7 @@ def prepare_transformers(folder: Path, dtype: str, tokens_BT: torch.Tensor) -> C
         model.zero_grad(set_to_none=True)
         logits_BTV = model(input_ids=tokens_BT[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return float(loss.detach())
 
     return run

@@ -111,7 +111,7 @@ class WarmStart(Section):
     learning_rate: float = Field(1e-3, gt=0)
     """Peak rate of the warm start; the optimizer starts anew for the run itself."""
     warmup_steps: int = Field(20, ge=0)
-    """Updates over which the rate rises from 0."""
+    """Updates over which the rate rises linearly to its peak."""
 
 
 class Rollout(Section):
@@ -165,7 +165,7 @@ class Learner(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: from learning_rate to 0 over train.updates, after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
-    """Updates over which the rate rises from 0."""
+    """Updates over which the rate rises linearly to its peak."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     beta1: float = Field(0.9, ge=0, lt=1)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from zerogap.cli.errors import BadInput
+
+if TYPE_CHECKING:
+    from zerogap.config import Task
 
 
 def command_parser(command: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -46,7 +49,7 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task-seed", type=int, metavar="N", help="seed of the generated examples")
 
 
-def task_from_arguments(args: argparse.Namespace, seed_offset: int = 0) -> Any:
+def task_from_arguments(args: argparse.Namespace, seed_offset: int = 0) -> Task:
     """The config.Task that the shared arguments describe.
 
     seed_offset: added to the recipe's (or default) task seed unless --task-seed is given, so that an evaluation
@@ -61,8 +64,8 @@ def task_from_arguments(args: argparse.Namespace, seed_offset: int = 0) -> Any:
     elif args.data is not None:
         if not Path(args.data).is_file():
             raise BadInput(f"--data {args.data}: no such file")
-        task = Task(jsonl=args.data)
+        task = Task.model_validate({"jsonl": args.data})
     else:
-        task = Task(name=args.task, params=parse_pairs(args.params))
+        task = Task.model_validate({"name": args.task, "params": parse_pairs(args.params)})
     seed = task.seed + seed_offset if args.task_seed is None else args.task_seed
     return task.model_copy(update={"seed": seed})

@@ -31,9 +31,7 @@ class Display(Observer):
     stderr: keep stdout free for the JSON answer.
     """
 
-    def __init__(
-        self, total: int | None, aligned: bool, stderr: bool = False, console: Console | None = None
-    ) -> None:
+    def __init__(self, total: int | None, aligned: bool, stderr: bool = False, console: Console | None = None) -> None:
         self.final: dict[str, Any] = {}
         self._total = total
         self._aligned = aligned

@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**facts, "usable": usable, "notes": notes}))
         return 0 if usable else 1
     for key, value in facts.items():
+        if key == "kernels_error":
+            continue  # it is the first note
         print(f"{key.replace('_', ' '):<18}{_words(value)}")
     print()
     for note in notes:
@@ -64,15 +66,15 @@ def conclude(facts: dict[str, Any]) -> tuple[list[str], bool]:
     """(what follows, whether a run can work here)."""
     notes: list[str] = []
     usable = True
-    if facts["kernel_error"] is not None:
+    if facts["kernels_error"] is not None:
         usable = False
         notes.append(
-            f"the aligned kernels did not load ({facts['kernel_error']}); reinstall with a C++ compiler "
+            f"the aligned kernels did not load ({facts['kernels_error']}); reinstall with a C++ compiler "
             "(`pip install .`), or run only the control arm with model.kernels=standard"
         )
     else:
         notes.append(
-            f"the aligned kernels run as {facts['kernel_variant']}; every variant computes the same bits, "
+            f"the aligned kernels run as {facts['kernels']}; every variant computes the same bits, "
             "so workers and learner may sit on different machines"
         )
     for package in ("torch", "transformers"):
@@ -95,13 +97,21 @@ def conclude(facts: dict[str, Any]) -> tuple[list[str], bool]:
 
 
 def _kernels() -> dict[str, Any]:
-    """Which builds of the kernel library exist and which one this CPU got; the error if it does not load."""
+    """Which builds of the kernel library exist, which of them this CPU runs, which one is used; or why none loads."""
     try:
         from zerogap.kernels import native
 
-        return {"kernel_variants": native.variants(), "kernel_variant": native.variant(), "kernel_error": None}
-    except (ImportError, OSError, RuntimeError) as error:
-        return {"kernel_variants": [], "kernel_variant": None, "kernel_error": f"{type(error).__name__}: {error}"}
+        chosen = os.environ.get("ZEROGAP_ISA") or native.runnable()[-1]
+        native.load_variant(chosen)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        message = f"{type(error).__name__}: {error}"
+        return {"kernels_built": [], "kernels_runnable": [], "kernels": None, "kernels_error": message}
+    return {
+        "kernels_built": native.variants(),
+        "kernels_runnable": native.runnable(),
+        "kernels": chosen,
+        "kernels_error": None,
+    }
 
 
 def _gpus() -> list[str]:

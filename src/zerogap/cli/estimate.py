@@ -12,6 +12,7 @@ from zerogap.config import CreateModel, Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = 450 << 20  # one Python process with torch and Ray loaded (measured: 0.4 to 0.5 GB)
+ASSUMED_PROMPT_TOKENS = 128  # the run itself measures the task's prompts; see runtime/prompts.py
 CHARACTER_VOCABULARY = 64  # a character tokenizer's rough size, before the task's text has been read
 SMOLLM2_135M = {
     "hidden_size": 576,
@@ -113,7 +114,8 @@ def estimate_needs(recipe: Recipe) -> Needs:
     rollout, train = recipe.rollout, recipe.train
     weights = size.parameters * width
 
-    kv_tokens = rollout.kv_tokens or rollout.max_running * size.context
+    longest = min(size.context, ASSUMED_PROMPT_TOKENS + rollout.max_new_tokens)
+    kv_tokens = rollout.kv_tokens or max(rollout.max_running * longest, min(size.context, 8192))
     kv_cache = kv_tokens * size.kv_values_per_token * width
     worker = PROCESS_BYTES + 3 * weights + kv_cache  # weights, packed panels, the next version while it is staged
 

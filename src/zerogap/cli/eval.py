@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,12 +18,10 @@ from zerogap.cli.arguments import add_task_arguments, command_parser, task_from_
 from zerogap.cli.errors import BadInput
 
 if TYPE_CHECKING:
-    from zerogap.env.task import Example, Task
+    from zerogap.env.task import Task
     from zerogap.trajectory import Trajectory
 
 MAX_RUNNING = 64
-MAX_BATCHED_TOKENS = 1024
-PAGE_SIZE = 32
 
 EXAMPLES = """  zerogap eval --model runs/tiny/final --recipe recipes/tiny.yaml
       the recipe's task, with examples that training has not drawn
@@ -95,85 +92,60 @@ def evaluate(args: argparse.Namespace, task: Task) -> Evaluation:
 
     from zerogap.model.chat import load_tokenizer, render_prompt
     from zerogap.model.checkpoint import load_decoder
-    from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
+    from zerogap.rollout.embedded.engine import EmbeddedEngine, EngineConfig
+    from zerogap.runtime.rollout_worker import RolloutWorker
     from zerogap.trajectory import GroupRequest, SamplingParams
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     decoder = load_decoder(args.model, args.kernels, args.dtype)
     tokenizer = load_tokenizer(args.model)
-    examples = {index: task.example(index) for index in range(min(args.limit, len(task)))}
-    prompts = {index: render_prompt(tokenizer, example.messages) for index, example in examples.items()}
-    fitting = {i: ids for i, ids in prompts.items() if len(ids) < decoder.config.max_position_embeddings}
+    examples = [task.example(index) for index in range(min(args.limit, len(task)))]
+    prompts = [(example, tuple(render_prompt(tokenizer, example.messages))) for example in examples]
+    limit = decoder.config.max_position_embeddings
+    fitting = [(example, ids) for example, ids in prompts if len(ids) < limit]
     if not fitting:
-        raise BadInput(f"every prompt is longer than the context of {args.model} (or there is none)")
+        raise BadInput(f"all {len(prompts)} prompts are longer than the context of {args.model} ({limit} tokens)")
 
-    longest = max(len(ids) for ids in fitting.values()) + args.max_new_tokens
-    context = min(longest, decoder.config.max_position_embeddings)
-    engine = EmbeddedEngine(
-        decoder,
-        tokenizer,
-        EngineConfig(
-            max_running=MAX_RUNNING,
-            max_batched_tokens=MAX_BATCHED_TOKENS,
-            page_size=PAGE_SIZE,
-            kv_tokens=MAX_RUNNING * -(-context // PAGE_SIZE) * PAGE_SIZE,
-            max_context=context,
-        ),
+    context = min(max(len(ids) for _, ids in fitting) + args.max_new_tokens, limit)
+    config = EngineConfig(max_running=MAX_RUNNING, max_context=context)
+    worker = RolloutWorker(
+        EmbeddedEngine(decoder, tokenizer, config), task, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
     )
     sampling = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed)
-    for index, ids in fitting.items():
-        engine.submit(GroupRequest(index, index, tuple(ids), args.samples, sampling))
-
+    worker.submit([(GroupRequest(e.prompt_id, e.prompt_id, ids, args.samples, sampling), e) for e, ids in fitting])
     trajectories: list[Trajectory] = []
-    began = time.monotonic()
-    with _progress_bar(len(fitting) * args.samples) as advance:
-        while engine.has_work():
-            finished = engine.step()
-            trajectories += finished
-            advance(len(finished))
-    seconds = time.monotonic() - began
+    with _progress_bar(len(fitting)) as advance:
+        while worker.has_work():
+            for group in worker.step():
+                trajectories += group.trajectories
+                advance(1)
+    return _summarise(args, trajectories, too_long=len(prompts) - len(fitting), seconds=worker.stats().busy_s)
 
-    rewards = _grade(trajectories, task, examples, tokenizer, decoder.eos_token_ids)
-    means = [statistics.fmean(values) for values in rewards.values() if values]
-    if not means:
-        raise RuntimeError("the grader failed on every answer")
-    graded = sum(len(values) for values in rewards.values())
+
+def _summarise(args: argparse.Namespace, trajectories: list[Trajectory], too_long: int, seconds: float) -> Evaluation:
+    """An answer on which the grader fails is in no mean (never 0); each prompt counts alike."""
+    rewards: dict[int, list[float]] = {}
+    for trajectory in trajectories:
+        if trajectory.reward is not None:
+            rewards.setdefault(trajectory.prompt_id, []).append(trajectory.reward)
+    if not rewards:
+        raise RuntimeError(f"the grader failed on every answer; the first: {trajectories[0].error}")
+    means = [statistics.fmean(values) for values in rewards.values()]
     tokens = sum(t.num_sampled for t in trajectories)
     return Evaluation(
         model=str(args.model),
         version=_one_version(trajectories),
-        prompts=len(fitting),
-        prompts_too_long=len(prompts) - len(fitting),
+        prompts=len({t.prompt_id for t in trajectories}),
+        prompts_too_long=too_long,
         samples=args.samples,
         reward=statistics.fmean(means),
         reward_error=statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None,
-        grader_errors=len(trajectories) - graded,
+        grader_errors=sum(t.error is not None for t in trajectories),
         truncated=sum(t.truncated for t in trajectories) / len(trajectories),
         tokens=tokens,
         tokens_per_s=tokens / seconds,
     )
-
-
-def _grade(
-    trajectories: list[Trajectory],
-    task: Task,
-    examples: dict[int, Example],
-    tokenizer: Any,
-    eos_token_ids: tuple[int, ...],
-) -> dict[int, list[float]]:
-    """Rewards by prompt. An answer on which the grader fails is left out (counted by the caller), never 0."""
-    from zerogap.env.task import GradeError
-
-    rewards: dict[int, list[float]] = {index: [] for index in examples}
-    for trajectory in trajectories:
-        ids = [token for token in trajectory.sampled_token_ids if token not in eos_token_ids]
-        try:
-            reward = task.grade(examples[trajectory.prompt_id], tokenizer.decode(ids, skip_special_tokens=True))
-        except GradeError:
-            continue
-        rewards[trajectory.prompt_id].append(reward)
-    return rewards
 
 
 def _one_version(trajectories: list[Trajectory]) -> int:
@@ -191,7 +163,7 @@ def _progress_bar(total: int) -> Iterator[Any]:
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("answers", total=total)
+        bar = progress.add_task("prompts", total=total)
         yield lambda count: progress.advance(bar, count)
 
 

@@ -6,6 +6,7 @@ A metric that was not measured is absent from the line, never shown as 0.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -52,16 +53,16 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return ""
     count = min(width, len(values))
     edges = [len(values) * i // count for i in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), (max(means) - min(means)) or 1.0
     return "".join(BARS[min(int((m - low) / span * len(BARS)), len(BARS) - 1)] for m in means)
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(what, value) for the table at the end of a run, from the keys of summary.json; absent keys have no row."""
+    """(what, value) for the table at the end of a run, from the keys of summary.json; absent or null: no row."""
     rows: list[tuple[str, str]] = []
-    if "reward_first" in summary and "reward_last" in summary:
-        first, last = summary["reward_first"], summary["reward_last"]
+    first, last = summary.get("reward_first"), summary.get("reward_last")
+    if first is not None and last is not None:
         rows.append(("reward, first 10% to last 10%", f"{first:.3f} to {last:.3f}"))
     for label, key, form in (
         ("updates", "updates", ",d"),

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     check_task(task)
 
     from zerogap.env.task import make_task
-    from zerogap.model.create import create_model
+    from zerogap.runtime.prepare import create_for_task
 
     assert recipe.model.create is not None
-    made = create_model(recipe.model.create, task_texts(make_task(task)), folder, args.seed)
-    print(json.dumps({"model": str(made)}) if args.json else f"model: {made}")
+    made = create_for_task(recipe.model.create, make_task(task), folder, args.seed)
+    print(json.dumps({"model": str(made)}) if args.json else str(made))
     return 0

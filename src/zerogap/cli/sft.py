@@ -42,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
     output.mkdir(parents=True, exist_ok=True)
     with Display(None, aligned=recipe.model.kernels == "aligned", stderr=args.json) as display:
         folder = prepare_model(recipe, output, display)
-    print(json.dumps({"model": str(folder)}) if args.json else f"model: {folder}")
+    print(json.dumps({"model": str(folder)}) if args.json else str(folder))
     return 0

@@ -1,0 +1,87 @@
+"""--dry-run: the resolved recipe and what the run will need, with nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from zerogap.cli.estimate import SMOLLM2_135M, ModelSize, estimate_needs
+from zerogap.cli.main import main
+from zerogap.config import Recipe, load_recipe, parse_recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+def recipe_with(**sections: dict[str, object]) -> Recipe:
+    base: dict[str, object] = {"name": "r", "model": {"fetch": "smollm2-135m"}, "task": {"name": "chain_sum"}}
+    return parse_recipe(base | sections)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each recipe in recipes/ is valid, its task exists, and the printed recipe is the same recipe again."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(path), "--dry-run", "train.lag=8", "learner.learning_rate=3e-4"]) == 0
+    printed = capsys.readouterr().out
+    again = parse_recipe(yaml.safe_load(printed))
+    assert again == load_recipe(path, ["train.lag=8", "learner.learning_rate=3e-4"])
+    for fact in ("# parameters", "# cores", "# memory", "KV cache", "# disk", "# tokens per update", "# lag"):
+        assert fact in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", str(RECIPES[0]), "--dry-run", "--json", "--output-dir", "elsewhere"]
+    assert main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["recipe"]["output_dir"] == "elsewhere"
+    assert answer["needs"]["parameters"] > 100_000
+
+
+def test_parameters_of_smollm2() -> None:
+    """134,515,008 is what the published checkpoint holds."""
+    assert ModelSize.from_config(SMOLLM2_135M).parameters == 134_515_008
+
+
+def test_untied_head_and_head_dim_count() -> None:
+    config = {**SMOLLM2_135M, "tie_word_embeddings": False}
+    assert ModelSize.from_config(config).parameters == 134_515_008 + 49152 * 576
+    wide = ModelSize.from_config({**SMOLLM2_135M, "head_dim": 128})
+    assert wide.kv_values_per_token == 2 * 30 * 3 * 128
+
+
+def test_tokens_and_lag() -> None:
+    needs = estimate_needs(
+        recipe_with(rollout={"group_size": 4, "max_new_tokens": 10}, train={"groups_per_update": 3, "lag": 5})
+    )
+    assert needs.sequences_per_update == 12
+    assert needs.tokens_per_update == 120
+    assert needs.lag_tokens == 600
+
+
+def test_memory_follows_the_recipe() -> None:
+    """More lag keeps more weight versions; bf16 halves KV cache and snapshots; masters and Adam stay fp32."""
+    base = estimate_needs(recipe_with(rollout={"kv_tokens": 4096}, train={"lag": 2}))
+    lagged = estimate_needs(recipe_with(rollout={"kv_tokens": 4096}, train={"lag": 4}))
+    assert lagged.snapshot_bytes - base.snapshot_bytes == 2 * 134_515_008 * 4
+    assert base.kv_cache_bytes == 4096 * 2 * 30 * 192 * 4
+
+    model = {"fetch": "smollm2-135m", "dtype": "bfloat16"}
+    half = estimate_needs(recipe_with(model=model, rollout={"kv_tokens": 4096}, train={"lag": 2}))
+    assert half.kv_cache_bytes * 2 == base.kv_cache_bytes
+    assert half.snapshot_bytes * 2 == base.snapshot_bytes
+    assert half.learner_bytes > 16 * 134_515_008
+
+
+def test_notes_when_it_does_not_fit() -> None:
+    needs = estimate_needs(recipe_with(rollout={"workers": 500, "threads": 4, "kv_tokens": 1_000_000}))
+    notes = [line for line in needs.lines() if line.startswith("note:")]
+    assert needs.cores == 2001
+    assert len(notes) == 2
+    assert "rollout.workers" in notes[0] and "rollout.kv_tokens" in notes[1]

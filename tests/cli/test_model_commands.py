@@ -1,0 +1,109 @@
+"""model create, model info, sft and eval on a model made on the spot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from zerogap.cli.main import main
+from zerogap.cli.model_info import describe
+
+CREATE = ["hidden_size=32", "intermediate_size=64", "num_layers=1", "max_position_embeddings=128"]
+PARAMS = ["--params", "min_terms=2", "max_terms=2", "min_digits=1", "max_digits=1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "small"
+    assert main(["model", "create", str(folder), *CREATE, "--task", "chain_sum", *PARAMS]) == 0
+    return folder
+
+
+def test_create_prints_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new"
+    assert main(["model", "create", str(folder), "--task", "chain_sum", "--json", *CREATE]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": str(folder)}
+    assert (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
+
+
+def test_info(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "info", str(model), "--json"]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["supported"] is True and info["why_not"] is None
+    assert info["architecture"] == "LlamaForCausalLM"
+    assert info["parameters"] == sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
+    assert info["dtypes"] == ["F32"] and info["context"] == 128 and info["chat_template"] is True
+    assert main(["model", "info", str(model)]) == 0
+    assert "supported     yes" in capsys.readouterr().out
+
+
+def test_info_says_why_not(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
+    save_file(load_file(model / "model.safetensors"), tmp_path / "model.safetensors")
+    assert describe(tmp_path)["why_not"].startswith("architecture MambaForCausalLM is not supported")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert describe(tmp_path)["why_not"] == "no tokenizer.json (a fast tokenizer is needed)"
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 7)
+    assert main(["model", "info", str(tmp_path)]) == 2
+    assert "not a readable safetensors file" in capsys.readouterr().err
+
+
+def test_eval(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Field case 44: all tokens of one eval carry one version, which is reported; greedy again gives the same."""
+    command = ["eval", "--model", str(model), "--task", "chain_sum", *PARAMS, "--limit", "5", "--max-new-tokens", "4"]
+    assert main([*command, "--samples", "3", "--json"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert (result["prompts"], result["samples"], result["version"]) == (5, 3, 0)
+    assert 0 <= result["reward"] <= 1 and 0 <= result["truncated"] <= 1
+    assert 15 <= result["tokens"] <= 60
+    assert captured.err == ""
+
+    answers = []
+    for _ in range(2):
+        assert main([*command, "--temperature", "0", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        answers.append({key: value for key, value in answer.items() if key != "tokens_per_s"})
+    assert answers[0] == answers[1]
+    assert main(command) == 0
+    assert "all of weight version 0" in capsys.readouterr().out
+
+
+def test_eval_skips_and_counts_long_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data.jsonl"
+    lines = [{"question": "1 + 1 = ", "answer": "2"}, {"question": "1 + " * 200, "answer": "200"}]
+    data.write_text("\n".join(map(json.dumps, lines)))
+    command = ["eval", "--model", str(model), "--data", str(data), "--max-new-tokens", "4"]
+    assert main([*command, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["prompts"], result["prompts_too_long"]) == (1, 1)
+    data.write_text(json.dumps(lines[1]))
+    assert main(command) == 2
+    assert "all 1 prompts are longer than the context" in capsys.readouterr().err
+
+
+def test_sft_then_eval_with_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = {
+        "name": "small",
+        "model": {"create": dict(pair.split("=") for pair in CREATE)},
+        "task": {"name": "chain_sum", "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}},
+        "warm_start": {"steps": 3, "examples_per_step": 4},
+    }
+    Path("small.yaml").write_text(yaml.safe_dump(recipe))
+    assert main(["sft", "small.yaml", "--json", "warm_start.warmup_steps=1"]) == 0
+    captured = capsys.readouterr()
+    folder = json.loads(captured.out)["model"]
+    assert Path(folder).is_relative_to("runs/small-sft")
+    assert "warm start: done" in captured.err
+    assert main(["eval", "--model", folder, "--recipe", "small.yaml", "--limit", "2", "--max-new-tokens", "4"]) == 0
+    assert "reward" in capsys.readouterr().out
+    assert main(["sft", "small.yaml"]) == 2
+    assert "runs/small-sft already holds a run" in capsys.readouterr().err
