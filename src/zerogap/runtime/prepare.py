@@ -1,0 +1,141 @@
+"""The model a run starts from: a given, created or fetched folder, then a supervised warm start when asked for.
+
+`zerogap sft` and `zerogap model create` go through the same functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from zerogap.config import CreateModel, Recipe
+from zerogap.env.stream import PromptStream
+from zerogap.env.task import Task, TaskError, make_task
+from zerogap.learner.sft import train_sft
+from zerogap.model.chat import load_tokenizer, render_solution
+from zerogap.model.checkpoint import load_decoder, save_decoder
+from zerogap.model.create import create_model
+from zerogap.model.fetch import fetch_model
+from zerogap.runtime.observer import Observer
+
+TOKENIZER_EXAMPLES = 2000  # prompts whose text a new tokenizer is built on
+MADE_FROM = "made_from.json"  # beside the folder's weights: the digest of the recipe sections it came from
+
+Supervised = tuple[list[int], list[int]]  # token ids, loss mask
+
+
+def prepare_model(recipe: Recipe, run_dir: str | Path, observer: Observer) -> Path:
+    """The Hugging Face folder whose weights are version 0. Raises what its parts raise (TaskError, FetchError,
+    CheckpointError), always before anything half-written is left.
+
+    With a warm start the folder is run_dir/start_model, kept and used again as long as the recipe sections that made
+    it (model, task, warm_start, seed) are the same.
+    """
+    run_dir = Path(run_dir)
+    base_dir = run_dir / "base_model"
+    if recipe.warm_start is None:
+        return _base_model(recipe, base_dir, observer)
+    start = run_dir / "start_model"
+    digest = _digest(recipe, "model", "task", "warm_start", "seed")
+    if not _made_from(start, digest):
+        base = _base_model(recipe, base_dir, observer)
+        warm_start(recipe, base, start, observer)
+        _mark(start, digest)
+    return start
+
+
+def create_for_task(spec: CreateModel, task: Task, folder: str | Path, seed: int) -> Path:
+    """A new model whose tokenizer can spell the prompts of the task, and its solutions where it has them."""
+
+    def texts() -> Iterator[str]:
+        for index in range(min(len(task), TOKENIZER_EXAMPLES)):
+            example = task.example(index)
+            yield from (message["content"] for message in example.messages)
+            with suppress(TaskError):  # a task without worked solutions: its prompts must do
+                yield task.solution(example)
+
+    return create_model(spec, texts(), folder, seed)
+
+
+def warm_start(recipe: Recipe, base: Path, folder: Path, observer: Observer) -> Path:
+    """Train `base` on worked solutions of the recipe's task (recipe.warm_start); the result goes to `folder`."""
+    settings = recipe.warm_start
+    if settings is None:
+        raise ValueError("the recipe has no warm_start section; add one (steps, examples_per_step, learning_rate)")
+    task = make_task(recipe.task)
+    tokenizer = load_tokenizer(base)
+    decoder = load_decoder(base, recipe.model.kernels, recipe.model.dtype, trainable=True)
+    longest = decoder.config.max_position_embeddings
+    observer.stage("warm start", settings.steps)
+    train_sft(
+        decoder,
+        _batches(task, tokenizer, settings.examples_per_step, longest, recipe.seed),
+        settings.learning_rate,
+        settings.warmup_steps,
+        settings.steps,
+        recipe.learner.micro_batch_tokens,
+        lambda done, loss: observer.progress(done, f"loss {loss:.3f}"),
+    )
+    save_decoder(decoder, folder, base)
+    observer.stage_end()
+    return folder
+
+
+def _base_model(recipe: Recipe, folder: Path, observer: Observer) -> Path:
+    model = recipe.model
+    if model.path is not None:
+        return Path(model.path)
+    if model.fetch is not None:
+        observer.stage(f"fetch {model.fetch}")
+        fetched = fetch_model(model.fetch, progress=lambda text: observer.progress(0, text))
+        observer.stage_end()
+        return fetched
+    assert model.create is not None
+    digest = _digest(recipe, "model", "task", "seed")
+    if not _made_from(folder, digest):
+        observer.stage("create model")
+        create_for_task(model.create, make_task(recipe.task), folder, recipe.seed)
+        _mark(folder, digest)
+        observer.stage_end()
+    return folder
+
+
+def _batches(task: Task, tokenizer: Any, size: int, longest: int, seed: int) -> Iterator[list[Supervised]]:
+    """Endless batches of `size` examples in the stream's order; those longer than the model's context are left out."""
+    order = PromptStream(len(task), seed)
+    position = skipped = 0
+    while True:
+        batch: list[Supervised] = []
+        while len(batch) < size:
+            example = task.example(order[position])
+            position += 1
+            supervised = render_solution(tokenizer, example.messages, task.solution(example))
+            if len(supervised[0]) <= longest:
+                batch.append(supervised)
+                skipped = 0
+                continue
+            skipped += 1
+            if skipped > len(task):
+                raise ValueError(
+                    f"every worked solution of the task is longer than the model's context of {longest} tokens; "
+                    "choose a smaller task or a larger max_position_embeddings"
+                )
+        yield batch
+
+
+def _digest(recipe: Recipe, *sections: str) -> str:
+    values = recipe.model_dump(mode="json", include=set(sections))
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _made_from(folder: Path, digest: str) -> bool:
+    path = folder / MADE_FROM
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["digest"] == digest
+
+
+def _mark(folder: Path, digest: str) -> None:
+    (folder / MADE_FROM).write_text(json.dumps({"digest": digest}) + "\n", encoding="utf-8")
