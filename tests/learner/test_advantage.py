@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zerogap.learner.advantage import group_advantages
 
 
-@pytest.mark.parametrize("reward", [0.35, 0.0, 1.0, 0.1, 1e30])
-def test_equal_rewards_are_exactly_zero(reward: float) -> None:
-    """Field case 26."""
-    assert group_advantages([reward] * 8) == [0.0] * 8
+@given(st.floats(-1e30, 1e30), st.integers(1, 64))
+@example(0.35, 8)
+@example(1 / 49, 49)  # 49 times this, divided by 49, is not this
+def test_equal_rewards_are_exactly_zero(reward: float, size: int) -> None:
+    """Field case 26: [0.35] x 8, [0, 0, 0, 0], [1, 1, 1, 1] and any other equal group."""
+    assert group_advantages([reward] * size) == [0.0] * size
 
 
 def test_no_standard_deviation() -> None:

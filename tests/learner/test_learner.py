@@ -50,8 +50,9 @@ def test_an_update_raises_the_probability_of_rewarded_tokens(kernels: str) -> No
     assert metrics["learning_rate"] == 1e-2 and metrics["grad_norm"] > 0 and metrics["tokens/trained"] == 4
     assert metrics["throughput/learner_tokens_per_s"] > 0
     assert learner.version == 1
-    after = [list(t.logprobs) for t in on_policy(learner.decoder, [make_trajectory([3, 4], [5, 6]), bad])]
-    assert sum(after[0]) > sum(good.logprobs)
+    before = [sum(good.logprobs), sum(bad.logprobs)]
+    on_policy(learner.decoder, [good, bad])
+    assert sum(good.logprobs) > before[0] and sum(bad.logprobs) < before[1]
 
 
 @FAMILIES
@@ -103,7 +104,7 @@ def test_the_gradient_is_that_of_the_stated_loss(kernels: str) -> None:
         ratio_N = (logprobs_N.detach() + 1.0).exp()
         advantage = (trajectory.reward or 0.0) - 0.5
         expected = expected - (ratio_N * advantage * logprobs_N).sum() / tokens
-    expected.backward()  # type: ignore[no-untyped-call]
+    expected.backward()
     target = torch.cat([w.master.grad.flatten() for w in reference.weights.values()])  # type: ignore[union-attr]
     assert output.loss == pytest.approx(expected.item(), rel=1e-5)
     assert float((gradients(learner) - target).norm() / target.norm()) <= 1e-5
@@ -154,7 +155,9 @@ def test_a_step_without_trained_tokens(case: str) -> None:
     assert metrics["loss/policy"] == 0.0 and metrics["grad_norm"] == 0.0
     assert metrics["update/skipped"] == 1.0 and metrics["tokens/trained"] == 0.0
     assert all(math.isfinite(value) for value in metrics.values())
-    assert not any(name.startswith(("ratio/", "kl/", "ess/", "lag/")) for name in metrics)
+    assert not any(
+        name.startswith(("ratio/", "kl/", "ess/", "lag/", "learning_rate", "throughput/")) for name in metrics
+    )
     assert learner.version == 2
     assert unchanged(before, learner.state()[0])
 
@@ -238,7 +241,7 @@ def test_a_non_finite_logprob_stops_before_the_update(bad: float) -> None:
     victim = batch[5]
     good = victim.logprobs[-1]
     victim.logprobs[-1] = bad
-    with pytest.raises(NonFiniteUpdate, match="step 0: the loss .* prompt 1 group 1 sample 1, sampled token"):
+    with pytest.raises(NonFiniteUpdate, match=r"step 0: the loss .* prompt 1 group 1 sample 1, sampled token"):
         learner.step(batch)
     assert unchanged(before, masters(learner)) and learner.version == 0
     victim.logprobs[-1] = good
@@ -252,14 +255,14 @@ def test_a_non_finite_gradient_stops_before_the_update() -> None:
     batch = make_batch(groups=1) + [
         make_trajectory([3, 4], [5, 6], reward, 1, i) for i, reward in enumerate([0.0, 0.0, 1e36])
     ]
-    with pytest.raises(NonFiniteUpdate, match="step 0: the gradient .* prompt 1 group 1 sample 0"):
+    with pytest.raises(NonFiniteUpdate, match=r"step 0: the gradient .* prompt 1 group 1 sample 0"):
         learner.step(batch)
     assert unchanged(before, masters(learner)) and learner.version == 0
 
 
 def test_unusable_trajectories_are_refused() -> None:
     learner = make_learner()
-    with pytest.raises(ValueError, match="temperature 0.6, the learner scores at 1.0"):
+    with pytest.raises(ValueError, match=r"temperature 0.6, the learner scores at 1.0"):
         learner.step([make_trajectory([3], [4], temperature=0.6)])
     with pytest.raises(ValueError, match="token of version 1, but the learner is at version 0"):
         learner.step([make_trajectory([3], [4], versions=[1])])

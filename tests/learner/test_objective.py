@@ -15,7 +15,7 @@ def two_way(log_ratio: float, advantage: float = 1.0, denominator: int = 1) -> t
     logits = torch.tensor([0.6, 0.4]).log().requires_grad_(True)
     logprob_N = torch.log_softmax(logits, -1)[:1]
     output = reinforce_zero(logprob_N, logprob_N.detach() - log_ratio, torch.tensor([advantage]), denominator)
-    output.loss.backward()  # type: ignore[no-untyped-call]
+    output.loss.backward()
     assert logits.grad is not None
     return output, logits.grad
 

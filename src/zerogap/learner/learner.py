@@ -137,7 +137,7 @@ class Learner:
             log_ratios_N[trained_N] = output.log_ratios_N
             terms_N[trained_N] = output.terms_N
             rows += micro_batch.rows.num_rows
-            output.loss.backward()  # type: ignore[no-untyped-call]
+            output.loss.backward()
         return BackwardOutput(loss=float(terms_N.double().sum()), log_ratios_N=log_ratios_N, rows=rows)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:

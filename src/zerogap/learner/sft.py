@@ -67,6 +67,6 @@ def backward_sft(decoder: Decoder, solutions: list[Solution], micro_batch_tokens
     total = 0.0
     for micro_batch in pack(solutions, micro_batch_tokens):
         loss = -micro_batch.logprobs(decoder, temperature=1.0).sum() / tokens
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += float(loss.detach())
     return total
