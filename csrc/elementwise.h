@@ -6,20 +6,25 @@
 
 namespace zerogap {
 
+// A token outside the table gives a row of NaN: the logprob is then not finite, and the run stops on it.
 template <class T>
-void embedding(const T* table_VH, const int64_t* tokens, T* out, long rows, long width) {
+void embedding(const T* table_VH, const int64_t* tokens, T* out, long rows, long vocab, long width) {
   parallel_rows(rows, width, [&](long r) {
-    std::memcpy(out + r * width, table_VH + tokens[r] * width, width * sizeof(T));
+    if (tokens[r] < 0 || tokens[r] >= vocab)
+      for_vectors(width, [&](long j, int n) { store(out + r * width + j, splat(__builtin_nanf("")), n); });
+    else
+      std::memcpy(out + r * width, table_VH + tokens[r] * width, width * sizeof(T));
   });
 }
 
 // dtable (fp32, zeroed by the caller) += dy, rows in ascending order; threads own columns, not rows.
 template <class T>
-void embedding_backward(const T* dy, const int64_t* tokens, float* dtable, long rows, long width) {
+void embedding_backward(const T* dy, const int64_t* tokens, float* dtable, long rows, long vocab, long width) {
   constexpr long kColumns = 64;
   parallel_for(ceil_divide(width, kColumns), double(rows) * width, Denormals::kept, [&](long block) {
     const long first = block * kColumns, count = std::min(kColumns, width - first);
     for (long r = 0; r < rows; ++r) {
+      if (tokens[r] < 0 || tokens[r] >= vocab) continue;
       float* target = dtable + tokens[r] * width + first;
       for_vectors(count, [&](long j, int n) {
         store(target + j, load(target + j, n) + load(dy + r * width + first + j, n), n);

@@ -87,11 +87,13 @@ void head_norm_backward_entry(int dtype, const void* qkv, const void* q_weight, 
   ZEROGAP_BY_TYPE(head_norm_backward, Any{qkv}, Any{q_weight}, Any{k_weight}, Any{dy}, Any{dqkv}, dweights, rows,
                   q_heads, kv_heads, dim, eps);
 }
-void embedding_entry(int dtype, const void* table, const int64_t* tokens, void* out, long rows, long width) {
-  ZEROGAP_BY_TYPE(embedding, Any{table}, tokens, Any{out}, rows, width);
+void embedding_entry(int dtype, const void* table, const int64_t* tokens, void* out, long rows, long vocab,
+                     long width) {
+  ZEROGAP_BY_TYPE(embedding, Any{table}, tokens, Any{out}, rows, vocab, width);
 }
-void embedding_backward_entry(int dtype, const void* dy, const int64_t* tokens, float* dtable, long rows, long width) {
-  ZEROGAP_BY_TYPE(embedding_backward, Any{dy}, tokens, dtable, rows, width);
+void embedding_backward_entry(int dtype, const void* dy, const int64_t* tokens, float* dtable, long rows, long vocab,
+                              long width) {
+  ZEROGAP_BY_TYPE(embedding_backward, Any{dy}, tokens, dtable, rows, vocab, width);
 }
 void rotary_entry(int dtype, const void* in, void* out, const float* cos, const float* sin, const int32_t* positions,
                   long rows, long heads, long row_width, long dim, float sign) {

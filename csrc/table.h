@@ -35,8 +35,10 @@ struct KernelTable {
                              void* dqkv, float* dweights, long rows, long q_heads, long kv_heads, long head_dim,
                              float eps);
 
-  void (*embedding)(int dtype, const void* table_VH, const int64_t* tokens, void* out, long rows, long width);
-  void (*embedding_backward)(int dtype, const void* dy, const int64_t* tokens, float* dtable, long rows, long width);
+  void (*embedding)(int dtype, const void* table_VH, const int64_t* tokens, void* out, long rows, long vocab,
+                    long width);
+  void (*embedding_backward)(int dtype, const void* dy, const int64_t* tokens, float* dtable, long rows, long vocab,
+                             long width);
   void (*rotary)(int dtype, const void* in, void* out, const float* cos, const float* sin, const int32_t* positions,
                  long rows, long heads, long row_width, long head_dim, float sign);
   void (*silu_mul)(int dtype, const void* gate_up, void* out, long rows, long width);

@@ -6,15 +6,15 @@ A master enters each Function as an autograd input, only so that autograd carrie
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from zerogap.kernels.aligned_cache import LayerCache
+from zerogap.kernels.aligned_forward import Forward
+from zerogap.kernels.native import dtype_code, inverse_temperature
 from zerogap.kernels.rows import AttentionShape, RowBatch
 from zerogap.kernels.weight import Weight
-
-if TYPE_CHECKING:
-    from zerogap.kernels.aligned import AlignedKernels, LayerCache
 
 Gradient = torch.Tensor | None
 
@@ -26,33 +26,22 @@ def wanted(x: torch.Tensor | None, weight: Weight | None) -> bool:
     return (x is not None and x.requires_grad) or (weight is not None and weight.master is not None)
 
 
-def zeros_like_weight(weight: Weight) -> torch.Tensor:
-    return torch.zeros(weight.data.shape, dtype=torch.float32)
-
-
-def empty_like_weight(weight: Weight) -> torch.Tensor:
-    return torch.empty(weight.data.shape, dtype=torch.float32)
-
-
-def code(tensor: torch.Tensor) -> int:
-    return 0 if tensor.dtype == torch.float32 else 1
-
-
 class Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, master: torch.Tensor, tokens_T: torch.Tensor, weight: Weight, kernels: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, master: torch.Tensor, tokens_T: torch.Tensor, weight: Weight, forward: Forward
+    ) -> torch.Tensor:
         ctx.save_for_backward(tokens_T)
-        ctx.weight, ctx.kernels = weight, kernels
-        out: torch.Tensor = kernels.embedding_forward(tokens_T, weight)
-        return out
+        ctx.weight, ctx.forward = weight, forward
+        return forward.embedding(tokens_T, weight)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
         dy = gradients[0].contiguous()
         (tokens_T,) = ctx.saved_tensors
-        dtable = zeros_like_weight(ctx.weight)
-        ctx.kernels.native.embedding_backward(
-            code(dy), dy.data_ptr(), tokens_T.data_ptr(), dtable.data_ptr(), tokens_T.numel(), dtable.shape[1]
+        dtable = torch.zeros(ctx.weight.data.shape, dtype=torch.float32)
+        ctx.forward.native.embedding_backward(
+            dtype_code(dy), dy.data_ptr(), tokens_T.data_ptr(), dtable.data_ptr(), tokens_T.numel(), *dtable.shape
         )
         return dtable, None, None, None
 
@@ -66,15 +55,15 @@ class RmsNorm(torch.autograd.Function):
         master: torch.Tensor | None,
         weight: Weight,
         eps: float,
-        kernels: AlignedKernels,
+        forward: Forward,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = None if residual_TH is None else residual_TH.contiguous()
         target = None if residual is None else torch.empty_like(residual)
-        y_TH, sum_TH = kernels.rms_norm_forward(x_TH, weight, eps, residual, target)
+        y_TH, sum_TH = forward.rms_norm(x_TH, weight, eps, residual, target)
         if residual is None:
             sum_TH = sum_TH.view_as(sum_TH)  # an input may not be returned as it is
         ctx.save_for_backward(sum_TH)
-        ctx.weight, ctx.eps, ctx.kernels, ctx.has_residual = weight, eps, kernels, residual is not None
+        ctx.weight, ctx.eps, ctx.forward, ctx.has_residual = weight, eps, forward, residual is not None
         ctx.set_materialize_grads(False)
         return y_TH, sum_TH
 
@@ -83,10 +72,10 @@ class RmsNorm(torch.autograd.Function):
         (sum_TH,) = ctx.saved_tensors
         dy = torch.zeros_like(sum_TH) if gradients[0] is None else gradients[0].contiguous()
         dsum = None if gradients[1] is None else gradients[1].contiguous()
-        dx, dweight = torch.empty_like(sum_TH), empty_like_weight(ctx.weight)
         rows, width = sum_TH.shape
-        ctx.kernels.native.rms_norm_backward(
-            code(dx),
+        dx, dweight = torch.empty_like(sum_TH), torch.empty(width, dtype=torch.float32)
+        ctx.forward.native.rms_norm_backward(
+            dtype_code(dx),
             sum_TH.data_ptr(),
             ctx.weight.data.data_ptr(),
             dy.data_ptr(),
@@ -109,31 +98,29 @@ class Linear(torch.autograd.Function):
         bias_master: torch.Tensor | None,
         weight_NK: Weight,
         bias_N: Weight | None,
-        kernels: AlignedKernels,
+        forward: Forward,
     ) -> torch.Tensor:
         x_TK = x_TK.contiguous()
         ctx.save_for_backward(x_TK)
-        ctx.weight, ctx.bias, ctx.kernels = weight_NK, bias_N, kernels
-        return kernels.linear_forward(x_TK, weight_NK, bias_N, x_TK.dtype)
+        ctx.weight, ctx.bias, ctx.forward = weight_NK, bias_N, forward
+        return forward.linear(x_TK, weight_NK, bias_N, x_TK.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
         dy = gradients[0].contiguous()
         (x_TK,) = ctx.saved_tensors
-        native, dtype = ctx.kernels.native, code(dy)
+        native, dtype = ctx.forward.native, dtype_code(dy)
         rows = x_TK.shape[0]
         n, k = ctx.weight.data.shape
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             dx = torch.empty_like(x_TK)
-            native.linear_input_gradient(
-                dtype, dy.data_ptr(), ctx.weight.data.data_ptr(), dx.data_ptr(), rows, n, k
-            )
+            native.linear_input_gradient(dtype, dy.data_ptr(), ctx.weight.data.data_ptr(), dx.data_ptr(), rows, n, k)
         if ctx.needs_input_grad[1]:
-            dweight = zeros_like_weight(ctx.weight) if rows == 0 else empty_like_weight(ctx.weight)
+            dweight = (torch.empty if rows else torch.zeros)(n, k, dtype=torch.float32)
             native.linear_weight_gradient(dtype, dy.data_ptr(), x_TK.data_ptr(), dweight.data_ptr(), rows, n, k)
         if ctx.needs_input_grad[2]:
-            dbias = empty_like_weight(ctx.bias)
+            dbias = torch.empty(n, dtype=torch.float32)
             native.column_sum(dtype, dy.data_ptr(), dbias.data_ptr(), rows, n)
         return dx, dweight, dbias, None, None, None
 
@@ -149,12 +136,12 @@ class HeadNorm(torch.autograd.Function):
         k_weight_D: Weight,
         eps: float,
         shape: AttentionShape,
-        kernels: AlignedKernels,
+        forward: Forward,
     ) -> torch.Tensor:
         qkv_TE = qkv_TE.contiguous()
         ctx.save_for_backward(qkv_TE)
-        ctx.weights, ctx.eps, ctx.shape, ctx.kernels = (q_weight_D, k_weight_D), eps, shape, kernels
-        return kernels.head_norm_forward(qkv_TE, q_weight_D, k_weight_D, eps, shape)
+        ctx.weights, ctx.eps, ctx.shape, ctx.forward = (q_weight_D, k_weight_D), eps, shape, forward
+        return forward.head_norm(qkv_TE, q_weight_D, k_weight_D, eps, shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
@@ -163,8 +150,8 @@ class HeadNorm(torch.autograd.Function):
         shape: AttentionShape = ctx.shape
         dqkv = torch.empty_like(qkv_TE)
         dweights = torch.empty(2, shape.head_dim, dtype=torch.float32)
-        ctx.kernels.native.head_norm_backward(
-            code(dy),
+        ctx.forward.native.head_norm_backward(
+            dtype_code(dy),
             qkv_TE.data_ptr(),
             ctx.weights[0].data.data_ptr(),
             ctx.weights[1].data.data_ptr(),
@@ -191,17 +178,17 @@ class Rotary(torch.autograd.Function):
         sin_PR: torch.Tensor,
         positions_T: torch.Tensor,
         shape: AttentionShape,
-        kernels: AlignedKernels,
+        forward: Forward,
     ) -> torch.Tensor:
         qkv_TE = qkv_TE.contiguous()
         ctx.save_for_backward(cos_PR, sin_PR, positions_T)
-        ctx.shape, ctx.kernels = shape, kernels
-        return kernels.rotate(qkv_TE, torch.empty_like(qkv_TE), cos_PR, sin_PR, positions_T, shape, 1.0)
+        ctx.shape, ctx.forward = shape, forward
+        return forward.rotary(qkv_TE, torch.empty_like(qkv_TE), cos_PR, sin_PR, positions_T, shape, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
         dy = gradients[0].contiguous()
-        dqkv = ctx.kernels.rotate(dy, torch.empty_like(dy), *ctx.saved_tensors, ctx.shape, -1.0)
+        dqkv = ctx.forward.rotary(dy, torch.empty_like(dy), *ctx.saved_tensors, ctx.shape, -1.0)
         return dqkv, None, None, None, None, None
 
 
@@ -213,15 +200,15 @@ class Attention(torch.autograd.Function):
         rows: RowBatch,
         cache: LayerCache | None,
         shape: AttentionShape,
-        kernels: AlignedKernels,
+        forward: Forward,
     ) -> torch.Tensor:
         if not rows.packed:
             raise ValueError("attention: gradients need packed rows (RowBatch.pack); use torch.no_grad() for an engine")
         qkv_TE = qkv_TE.contiguous()
         log_sums_TQ = torch.empty(rows.num_rows, shape.q_heads, dtype=torch.float32)
-        out = kernels.attention_forward(qkv_TE, rows, cache, shape, log_sums_TQ)
+        out = forward.attention(qkv_TE, rows, cache, shape, log_sums_TQ)
         ctx.save_for_backward(qkv_TE, out, log_sums_TQ, rows.starts_Sp1)
-        ctx.shape, ctx.kernels = shape, kernels
+        ctx.shape, ctx.forward = shape, forward
         return out
 
     @staticmethod
@@ -230,8 +217,8 @@ class Attention(torch.autograd.Function):
         qkv_TE, out, log_sums_TQ, starts = ctx.saved_tensors
         shape: AttentionShape = ctx.shape
         dqkv = torch.empty_like(qkv_TE)
-        ctx.kernels.native.attention_backward(
-            code(qkv_TE),
+        ctx.forward.native.attention_backward(
+            dtype_code(qkv_TE),
             qkv_TE.data_ptr(),
             out.data_ptr(),
             log_sums_TQ.data_ptr(),
@@ -249,19 +236,19 @@ class Attention(torch.autograd.Function):
 
 class SiluMul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up_T2I: torch.Tensor, kernels: AlignedKernels) -> torch.Tensor:
+    def forward(ctx: Any, gate_up_T2I: torch.Tensor, forward: Forward) -> torch.Tensor:
         gate_up_T2I = gate_up_T2I.contiguous()
         ctx.save_for_backward(gate_up_T2I)
-        ctx.kernels = kernels
-        return kernels.silu_mul_forward(gate_up_T2I)
+        ctx.forward = forward
+        return forward.silu_mul(gate_up_T2I)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
         dy = gradients[0].contiguous()
         (gate_up_T2I,) = ctx.saved_tensors
         dgate_up = torch.empty_like(gate_up_T2I)
-        ctx.kernels.native.silu_mul_backward(
-            code(dy), gate_up_T2I.data_ptr(), dy.data_ptr(), dgate_up.data_ptr(), dy.shape[0], dy.shape[1]
+        ctx.forward.native.silu_mul_backward(
+            dtype_code(dy), gate_up_T2I.data_ptr(), dy.data_ptr(), dgate_up.data_ptr(), dy.shape[0], dy.shape[1]
         )
         return dgate_up, None
 
@@ -276,26 +263,24 @@ class HeadLogprobs(torch.autograd.Function):
         targets_T: torch.Tensor,
         temperature: float,
         vocab: int,
-        kernels: AlignedKernels,
+        forward: Forward,
     ) -> torch.Tensor:
         hidden_TH = hidden_TH.contiguous()
         log_sums_T = torch.empty(hidden_TH.shape[0], dtype=torch.float32)
-        out = kernels.logprobs_forward(hidden_TH, weight_VH, targets_T, temperature, vocab, log_sums_T)
+        out = forward.logprobs(hidden_TH, weight_VH, targets_T, temperature, vocab, log_sums_T)
         ctx.save_for_backward(hidden_TH, targets_T, log_sums_T)
-        ctx.weight, ctx.temperature, ctx.vocab, ctx.kernels = weight_VH, temperature, vocab, kernels
+        ctx.weight, ctx.temperature, ctx.vocab, ctx.forward = weight_VH, temperature, vocab, forward
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
-        from zerogap.kernels.aligned import inverse_temperature
-
         dlogprobs = gradients[0].contiguous()
         hidden_TH, targets_T, log_sums_T = ctx.saved_tensors
         dhidden = torch.empty_like(hidden_TH) if ctx.needs_input_grad[0] else None
-        dweight = zeros_like_weight(ctx.weight) if ctx.needs_input_grad[1] else None
+        dweight = torch.zeros(ctx.weight.data.shape, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         rows, k = hidden_TH.shape
-        ctx.kernels.native.head_backward(
-            code(hidden_TH),
+        ctx.forward.native.head_backward(
+            dtype_code(hidden_TH),
             hidden_TH.data_ptr(),
             ctx.weight.data.data_ptr(),
             targets_T.data_ptr(),

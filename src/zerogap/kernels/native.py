@@ -6,9 +6,24 @@ import os
 from functools import cache
 from typing import Any
 
-import torch  # noqa: F401  (first: torch's OpenMP runtime then serves our libraries too, and its thread setting rules)
+import torch  # before our libraries: its OpenMP runtime then serves them too, and its thread setting rules
 
 from zerogap.kernels import _native
+
+LAYOUT_PACKED, LAYOUT_ROWS = 0, 1  # how a weight lies in memory
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def dtype_code(tensor: torch.Tensor) -> int:
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
+        raise ValueError(f"kernels: dtype {tensor.dtype} is unknown to `aligned`; use float32 or bfloat16")
+    return code
+
+
+def inverse_temperature(temperature: float) -> float:
+    """1 / temperature; 1 for greedy decoding (0), whose logprobs are reported at temperature 1."""
+    return 1.0 / temperature if temperature > 0 else 1.0
 
 
 def variants() -> list[str]:

@@ -1,0 +1,42 @@
+"""The paged KV cache of the aligned kernels: keys transposed inside a page, so that lanes run over positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from zerogap.kernels.rows import AttentionShape
+
+PAGE_SIZES = (8, 16, 32, 64)
+LANES = 16  # of the kernels' fp32 vector
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Keys [pages, kv_heads, head_dim, page_size], values [pages, kv_heads, page_size, head_dim rounded up to 16]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    page_size: int
+
+
+def new_cache(layers: int, pages: int, page_size: int, shape: AttentionShape, dtype: torch.dtype) -> list[LayerCache]:
+    """Uninitialised: a slot is read only after a row has written it."""
+    if page_size not in PAGE_SIZES:
+        raise ValueError(f"kernels: page_size {page_size} is not possible; use one of {PAGE_SIZES}")
+    padded_dim = -(-shape.head_dim // LANES) * LANES
+    return [
+        LayerCache(
+            keys=torch.empty(pages, shape.kv_heads, shape.head_dim, page_size, dtype=dtype),
+            values=torch.empty(pages, shape.kv_heads, page_size, padded_dim, dtype=dtype),
+            page_size=page_size,
+        )
+        for _ in range(layers)
+    ]
+
+
+def copy_page(cache: list[LayerCache], source: int, target: int) -> None:
+    for layer in cache:
+        layer.keys[target].copy_(layer.keys[source])
+        layer.values[target].copy_(layer.values[source])
