@@ -151,9 +151,7 @@ class FakeBackend:
                 engine.line.append((self._now + 1, newest))  # the old weights go on until what runs has ended
             else:
                 engine.version = newest
-        may_start = [
-            r for r in engine.waiting if not engine.obeys_min_version or r.min_version <= engine.version
-        ]
+        may_start = [r for r in engine.waiting if not engine.obeys_min_version or r.min_version <= engine.version]
         draining = engine.on_update == "finish" and newest > engine.version
         if may_start and not draining and len(engine.running) < 3:
             request = self._random.choice(may_start)

@@ -70,9 +70,7 @@ def test_lag_bound_nothing_dropped_no_deadlock(
     """Claims 1 to 4 of admission.py for any timing; field cases 25 and R3 (a resume at version 100 included)."""
     durations = random.Random(seed)
     table = {g: durations.randint(1, slowest) for g in range(start * batch, (start + updates) * batch)}
-    backend = FakeBackend(
-        seed, engines, start, longest_delay, longest_update, table.__getitem__, on_update=on_update
-    )
+    backend = FakeBackend(seed, engines, start, longest_delay, longest_update, table.__getitem__, on_update=on_update)
     lines = run(backend, lag, batch, start, start + updates)
 
     assert len(lines) == updates

@@ -6,16 +6,15 @@ however long each of them took: first in, first out, so slow prompts are trained
 
 Claim 1 (bound): every sampled token that update k trains has version >= k - L.
     A token that update k trains belongs to a group g with g // B = k, so min_version(g) = max(0, k - L).
-    (a) g is handed out only once a version p >= min_version(g) was published (`admit`), and every worker receives
-        publications and groups in one order, so it has those weights when it receives g; RolloutWorker holds a group
-        back until its engine's version is >= min_version(g).
+    (a) An engine starts no sample of g before its own version is >= min_version(g) (rollout/embedded/scheduler.py).
     (b) An engine's version only grows, and a token is stamped with the version of the weights that made its logits.
-    So each token of g has version >= min_version(g) >= k - L. A worker started again is brought to the newest weights
-    before it is given groups, which keeps (a) and (b).
+    So each token of g has version >= min_version(g) >= k - L. This holds for any delay of groups or weights on their
+    way, and for a worker that is started again: its engine is a new one, and (a) and (b) hold for it too.
 Claim 2 (nothing is lost): no step of this scheme throws a group away, and update k takes each of its groups once.
 Claim 3 (no deadlock): while the learner waits for batch k, version k is published. Each group g of batch k has
-    min_version(g) <= k, so all of them are admitted; no group needs a weight version newer than the published one,
-    so engines can finish them without any further update. Batch k becomes complete, and k grows.
+    min_version(g) <= k, so all of them are admitted. Weights are delivered in finite time, so each engine comes to
+    version k, at which no admitted group is held back; an engine finishes what it may run (scheduler.py), without any
+    further update. Batch k becomes complete, and k grows.
 Claim 4 (no surplus): with version p published, at most (L + 1) B groups are admitted and not yet consumed, also after
     a resume, since the count starts from the version and not from 0 (field case R3).
 """

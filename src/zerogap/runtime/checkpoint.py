@@ -27,12 +27,16 @@ _NAME = re.compile(r"step-(\d{6,})")
 FIXED_KEYS = ("seed", "model.dtype", "task", "train.groups_per_update")
 
 
-def save_checkpoint(run_dir: Path, learner: Learner, tokenizer_folder: Path, record: dict[str, Any], keep: int) -> Path:
-    """Write the learner's state with `record` and free all but the newest `keep` checkpoints."""
+def save_checkpoint(run_dir: Path, learner: Learner, start_folder: Path, record: dict[str, Any], keep: int) -> Path:
+    """Write the learner's state with `record`; remove all but the newest `keep` checkpoints.
+
+    start_folder: the model folder that this run started from. The tokenizer is copied from it, and it is not removed:
+    an engine that dies is started again from there.
+    """
     folder = run_dir / "checkpoints" / f"step-{learner.version:06d}"
     tensors, state = learner.state()
     with replace_folder(folder) as temporary:
-        save_decoder(learner.decoder, temporary, tokenizer_folder)
+        save_decoder(learner.decoder, temporary, start_folder)
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary / TENSORS)
         text = json.dumps({**record, "learner": state, "version": learner.version}, indent=2)
         (temporary / RECORD).write_text(text + "\n", encoding="utf-8")
@@ -41,7 +45,8 @@ def save_checkpoint(run_dir: Path, learner: Learner, tokenizer_folder: Path, rec
         _sync(temporary)
     _sync(folder.parent)
     for old in checkpoints(run_dir)[:-keep]:
-        shutil.rmtree(old)
+        if old != start_folder:
+            shutil.rmtree(old)
     return folder
 
 

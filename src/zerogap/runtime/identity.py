@@ -1,4 +1,4 @@
-"""Before the first token is sampled, engines and learner show each other what they are: same arithmetic, same weights."""
+"""Before the first token is sampled, engines and learner show each other what they are: arithmetic and weights."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class LearnerWorker:
             self.learner.load_state(*load_trainer(setup.trainer_folder))
         if self.learner.version != setup.start_version:
             raise RunFailed(
-                f"checkpoint {setup.trainer_folder} holds version {self.learner.version}, expected {setup.start_version}"
+                f"checkpoint {setup.trainer_folder} holds version {self.learner.version}, not {setup.start_version}"
             )
         self._contract = self.decoder.contract_digest()
         self._store = WeightStore(recipe.train.lag)
@@ -95,7 +95,8 @@ class LearnerWorker:
         )
         if report.unequal and aligned and recipe.audit.on_unequal == "stop":
             raise BitsUnequal(_alarm(report))
-        metrics = {"aligned": aligned, "bitwise/checked": report.checked, "bitwise/unequal": report.unequal}
+        metrics: dict[str, Any] = {"aligned": aligned}
+        metrics |= {"bitwise/checked": report.checked, "bitwise/unequal": report.unequal}
         if report.first is not None:
             metrics["bitwise/first_unequal"] = str(report.first)
         return metrics

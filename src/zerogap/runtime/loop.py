@@ -125,6 +125,7 @@ class _Meter:
 def _stuck(timeout_s: float, version: int, training: bool, missing: list[int], in_flight: set[int]) -> str:
     waits_for = f"the learner's update of version {version}" if training else f"groups {missing} of the next batch"
     return (
-        f"nothing happened for {timeout_s:g} s (runtime.timeout_s): the loop at version {version} waits for {waits_for}; "
-        f"groups with the engines: {sorted(in_flight)}; see the logs folder of the run, or raise runtime.timeout_s"
+        f"nothing happened for {timeout_s:g} s (runtime.timeout_s): the loop at version {version} waits for "
+        f"{waits_for}; groups with the engines: {sorted(in_flight)}; see the logs folder "
+        "of the run, or raise runtime.timeout_s"
     )

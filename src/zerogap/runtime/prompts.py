@@ -66,8 +66,8 @@ class PromptSource:
             request = GroupRequest(group_id, index, tuple(token_ids), self._group_size, sampling, min_version)
             return request, example
         raise RunFailed(
-            f"all {len(self._task)} prompts of the task are longer than {self._max_prompt_tokens} tokens, the most that "
-            "the model's context and rollout.kv_tokens leave room for; shorten the prompts or choose another model"
+            f"all {len(self._task)} prompts of the task are longer than {self._max_prompt_tokens} tokens, the most "
+            "that the model's context and rollout.kv_tokens leave room for; shorten the prompts or choose another model"
         )
 
     def cursor(self, group_id: int) -> tuple[int, int]:
@@ -89,9 +89,12 @@ def kv_tokens(task: Task, render: Callable[[Example], list[int]], rollout: Rollo
     """Default size of an engine's KV cache: room for max_running sequences as long as the first prompts suggest, and
     for one of full length up to 8,192 tokens (an unusually long one then waits for others; it is not refused)."""
     longest = max(len(render(task.example(index))) for index in range(min(len(task), PROMPTS_MEASURED)))
-    needed = min(longest + rollout.max_new_tokens, context)
-    tokens = max(rollout.max_running * needed, min(context, 8192))
-    return -(-tokens // rollout.page_size) * rollout.page_size
+
+    def in_pages(tokens: int) -> int:
+        return -(-tokens // rollout.page_size) * rollout.page_size
+
+    usual = in_pages(min(longest + rollout.max_new_tokens, context))
+    return max(rollout.max_running * usual, in_pages(min(context, 8192)))
 
 
 def max_prompt_tokens(rollout: Rollout, context: int, cache_tokens: int) -> int:

@@ -6,6 +6,7 @@ By default Ray is started embedded and listens on loopback only; recipe.runtime.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 # Read by Ray when it is imported: with "cluster" off it binds every port to loopback instead of all interfaces.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # engines and learner are the run; Ray would put them behind all else
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -99,7 +101,10 @@ class RayBackend:
         while not events and (left := deadline - time.monotonic()) > 0:
             waited = [engine.report for engine in self._engines]
             waited += [self._update] if self._update is not None else []
-            ready, _ = ray.wait(waited, num_returns=1, timeout=left)
+            if ray.wait(waited, num_returns=1, timeout=left)[0]:
+                ready, _ = ray.wait(waited, num_returns=len(waited), timeout=0)  # all, so that none is passed over
+            else:
+                ready = []
             for reference in ready:
                 if reference is self._update:
                     events.update = self._finish_update()
@@ -140,8 +145,8 @@ class RayBackend:
             ray.shutdown()
 
     def _new_actor(self, index: int) -> Any:
-        options = _options(self._setup.recipe.rollout.threads)
-        return ray.remote(concurrency_groups={"reports": 1}, **options)(RolloutActor).remote(self._setup, index)
+        options = _options(self._setup.recipe.rollout.threads) | {"concurrency_groups": {"reports": 1}}
+        return ray.remote(**options)(RolloutActor).remote(self._setup, index)
 
     def _finish_update(self) -> Update:
         reference, self._update = self._update, None
@@ -169,8 +174,14 @@ class RayBackend:
                 f"{sorted(engine.pending)}. See logs/rollout-{engine.index}.log in the run folder. Last: {error}"
             ) from error
         engine.restarts += 1
-        log.warning("rollout worker %d died and is started again (%d of %d), unfinished groups %s: %s",
-                    engine.index, engine.restarts, MAX_RESTARTS, sorted(engine.pending), error)
+        log.warning(
+            "rollout worker %d died and is started again (%d of %d), unfinished groups %s: %s",
+            engine.index,
+            engine.restarts,
+            MAX_RESTARTS,
+            sorted(engine.pending),
+            error,
+        )
         engine.counted, engine.stats = engine.counted + engine.stats, EngineStats()
         engine.actor = self._new_actor(engine.index)
         if self._newest is not None:
@@ -240,9 +251,5 @@ def _weight_bytes(folder: Path, recipe: Recipe) -> int:
     count = 0
     for file in folder.glob("model*.safetensors"):
         with safe_open(file, "pt") as handle:
-            for name in handle.keys():
-                size = 1
-                for length in handle.get_slice(name).get_shape():
-                    size *= length
-                count += size
+            count += sum(math.prod(handle.get_slice(name).get_shape()) for name in handle.keys())  # noqa: SIM118
     return count * (4 if recipe.model.dtype == "float32" else 2)

@@ -37,9 +37,9 @@ class Records:
             self._room -= self._trajectories.tell()
         self._tensorboard: Any = None
         if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+            from torch.utils.tensorboard import SummaryWriter
 
-            self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start_step + 1)  # type: ignore
+            self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start_step + 1)
 
     def step(self, metrics: dict[str, Any], groups: Sequence[FinishedGroup]) -> None:
         """One line of metrics, and the trajectories that were trained (see Trajectory.from_json)."""

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from zerogap.config import Recipe, dump_recipe
-from zerogap.env.stream import PromptStream
-from zerogap.env.task import Example, Task, make_task
-from zerogap.model.chat import load_tokenizer, render_prompt
-from zerogap.model.checkpoint import CheckpointError, read_json
-from zerogap.model.config import DecoderConfig
+from zerogap.config import Recipe
+from zerogap.env.task import make_task
 from zerogap.runtime.admission import Admission
-from zerogap.runtime.backend import Backend, FinishedGroup, RunFailed, RunSetup
-from zerogap.runtime.checkpoint import checkpoints, load_record
+from zerogap.runtime.backend import Backend, FinishedGroup, RunSetup
 from zerogap.runtime.loop import run_loop
 from zerogap.runtime.observer import Observer
-from zerogap.runtime.prepare import prepare_model
-from zerogap.runtime.prompts import PromptSource, kv_tokens, max_prompt_tokens
+from zerogap.runtime.prompts import PromptSource
 from zerogap.runtime.records import SUMMARY, Records, summarize, write_atomically
-from zerogap.trajectory import SamplingParams
+from zerogap.runtime.start import Start, absolute_paths, fresh_start, prepare_prompts, resumed_start
 
 BuildBackend = Callable[[RunSetup], Backend]
+
+log = logging.getLogger("zerogap")
 
 
 def train(
@@ -48,31 +45,21 @@ def train(
     happens, no process of the run is left behind.
     """
     run_dir, observer = Path(run_dir).absolute(), observer or Observer()
+    recipe = absolute_paths(recipe)
     started = time.monotonic()
     updates = min(recipe.train.updates, max_steps or recipe.train.updates)
     task = make_task(recipe.task)
     with _sigterm_as_interrupt():
-        start = _resumed(recipe, run_dir) if resume else _fresh(recipe, run_dir, observer)
-        prompts, setup = _prepare_prompts(recipe, run_dir, task, start)
-        observer.stage("starting engines and learner", None)
-        backend = (build_backend or _default_backend(recipe))(setup)
-        try:
-            observer.stage_end()
-            return _Run(setup, start, backend, prompts, observer, started).run(updates)
-        finally:
-            backend.close()
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Where a run begins: weights, position in the stream of prompts, seconds spent before."""
-
-    model_folder: Path
-    trainer_folder: Path | None = None
-    version: int = 0
-    position: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
+        start = resumed_start(recipe, run_dir) if resume else fresh_start(recipe, run_dir, observer)
+        with _driver_log(run_dir):
+            prompts, setup = prepare_prompts(recipe, run_dir, task, start)
+            observer.stage("starting engines and learner")
+            backend = (build_backend or _default_backend(recipe))(setup)
+            try:
+                observer.stage_end()
+                return _Run(setup, start, backend, prompts, observer, started).run(updates)
+            finally:
+                backend.close()
 
 
 class _Run:
@@ -81,7 +68,7 @@ class _Run:
     def __init__(
         self,
         setup: RunSetup,
-        start: _Start,
+        start: Start,
         backend: Backend,
         prompts: PromptSource,
         observer: Observer,
@@ -91,6 +78,7 @@ class _Run:
         self._start, self._started = start, started
         self._backend, self._prompts, self._observer = backend, prompts, observer
         self._warned_ages: set[str] = set()
+        self._restarts = 0
         self._updates = 0
 
     def run(self, updates: int) -> dict[str, Any]:
@@ -127,7 +115,7 @@ class _Run:
         line = {"step": version, "version": version} | metrics
         self._records.step(line, groups)
         self._observer.step(line)
-        self._warn_low_ess(line)
+        self._warn(line)
         every = self._recipe.checkpoint.every
         if version == self._updates or (every and version % every == 0):
             self._save(version)
@@ -145,8 +133,17 @@ class _Run:
     def _seconds(self) -> float:
         return self._start.seconds + time.monotonic() - self._started
 
-    def _warn_low_ess(self, line: dict[str, Any]) -> None:
-        """Once per age: the policy moves too far within the lag window for the estimator to be worth much."""
+    def _warn(self, line: dict[str, Any]) -> None:
+        if line["queue/restarts"] > self._restarts:
+            self._restarts = line["queue/restarts"]
+            self._observer.warning(
+                f"step {line['step']}: a rollout worker died and was started again ({self._restarts} so far); its "
+                "unfinished groups are sampled anew; see logs/driver.log"
+            )
+        if line["aligned"] and line.get("bitwise/unequal"):
+            self._observer.warning(
+                f"step {line['step']}: bits differ in an aligned run: {line['bitwise/first_unequal']}"
+            )
         limit = self._recipe.train.min_ess
         for key, value in line.items():
             if key.startswith("ess/age_") and value < limit and key not in self._warned_ages:
@@ -160,60 +157,6 @@ class _Run:
                 )
 
 
-def _fresh(recipe: Recipe, run_dir: Path, observer: Observer) -> _Start:
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise RunFailed(
-            f"output directory {run_dir} already holds a run; add --resume to go on with it, or give another "
-            "--output-dir"
-        )
-    if recipe.model.path is not None:
-        DecoderConfig.from_hf(read_json(Path(recipe.model.path), "config.json"))  # refuse before anything is written
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(run_dir / "recipe.yaml", dump_recipe(recipe))
-    return _Start(prepare_model(recipe, run_dir, observer))
-
-
-def _resumed(recipe: Recipe, run_dir: Path) -> _Start:
-    found = checkpoints(run_dir)
-    if not found:
-        raise CheckpointError(
-            f"--resume: {run_dir} holds no checkpoint (checkpoint.every was {recipe.checkpoint.every}); start again "
-            "in another --output-dir"
-        )
-    record = load_record(found[-1], recipe)
-    write_atomically(run_dir / "recipe.yaml", dump_recipe(recipe))
-    return _Start(
-        model_folder=found[-1],
-        trainer_folder=found[-1],
-        version=record["version"],
-        position=record["position"],
-        skipped=record["prompts_skipped"],
-        seconds=record["seconds"],
-    )
-
-
-def _prepare_prompts(recipe: Recipe, run_dir: Path, task: Task, start: _Start) -> tuple[PromptSource, RunSetup]:
-    tokenizer = load_tokenizer(start.model_folder)
-    config = DecoderConfig.from_hf(read_json(start.model_folder, "config.json"))
-
-    def render(example: Example) -> list[int]:
-        return render_prompt(tokenizer, example.messages)
-
-    rollout = recipe.rollout
-    cache = rollout.kv_tokens or kv_tokens(task, render, rollout, config.max_position_embeddings)
-    prompts = PromptSource(
-        task,
-        PromptStream(len(task), recipe.seed),
-        render,
-        max_prompt_tokens(rollout, config.max_position_embeddings, cache),
-        rollout.group_size,
-        SamplingParams(rollout.max_new_tokens, rollout.temperature, tuple(rollout.stop), recipe.seed),
-        start.position,
-        start.skipped,
-    )
-    return prompts, RunSetup(recipe, run_dir, start.model_folder, start.trainer_folder, start.version, cache)
-
-
 def _default_backend(recipe: Recipe) -> BuildBackend:
     """Imported here: an inline run does not load Ray."""
     if recipe.runtime.driver == "inline":
@@ -223,6 +166,27 @@ def _default_backend(recipe: Recipe) -> BuildBackend:
     from zerogap.runtime.ray_backend import RayBackend
 
     return RayBackend
+
+
+@contextmanager
+def _driver_log(run_dir: Path) -> Iterator[None]:
+    """logs/driver.log holds what this process logs, and the error that ended the run."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    handler = logging.FileHandler(run_dir / "logs" / "driver.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        log.info("process %d", os.getpid())
+        yield
+    except BaseException as error:
+        log.error("the run ended: %s: %s", type(error).__name__, error)
+        raise
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+        handler.close()
 
 
 @contextmanager
@@ -240,4 +204,3 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-

@@ -1,0 +1,97 @@
+"""Where a run begins: a new one from a prepared model, a resumed one from the newest checkpoint of its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerogap.config import Recipe, dump_recipe
+from zerogap.env.stream import PromptStream
+from zerogap.env.task import Example, Task
+from zerogap.model.chat import load_tokenizer, render_prompt
+from zerogap.model.checkpoint import CheckpointError, read_json
+from zerogap.model.config import DecoderConfig
+from zerogap.runtime.backend import RunFailed, RunSetup
+from zerogap.runtime.checkpoint import checkpoints, load_record
+from zerogap.runtime.observer import Observer
+from zerogap.runtime.prepare import prepare_model
+from zerogap.runtime.prompts import PromptSource, kv_tokens, max_prompt_tokens
+from zerogap.runtime.records import write_atomically
+from zerogap.trajectory import SamplingParams
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: weights, position in the stream of prompts, seconds spent before."""
+
+    model_folder: Path
+    trainer_folder: Path | None = None
+    version: int = 0
+    position: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+
+def absolute_paths(recipe: Recipe) -> Recipe:
+    """Worker processes may have another working directory."""
+    changes: dict[str, Any] = {}
+    if recipe.task.jsonl is not None:
+        changes["task"] = recipe.task.model_copy(update={"jsonl": str(Path(recipe.task.jsonl).absolute())})
+    if recipe.model.path is not None:
+        changes["model"] = recipe.model.model_copy(update={"path": str(Path(recipe.model.path).absolute())})
+    return recipe.model_copy(update=changes)
+
+
+def fresh_start(recipe: Recipe, run_dir: Path, observer: Observer) -> Start:
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise RunFailed(
+            f"output directory {run_dir} already holds a run; add --resume to go on with it, or give another "
+            "--output-dir"
+        )
+    if recipe.model.path is not None:
+        DecoderConfig.from_hf(read_json(Path(recipe.model.path), "config.json"))  # refuse before anything is written
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(run_dir / "recipe.yaml", dump_recipe(recipe))
+    return Start(prepare_model(recipe, run_dir, observer))
+
+
+def resumed_start(recipe: Recipe, run_dir: Path) -> Start:
+    found = checkpoints(run_dir)
+    if not found:
+        raise CheckpointError(
+            f"--resume: {run_dir} holds no checkpoint (checkpoint.every was {recipe.checkpoint.every}); start again "
+            "in another --output-dir"
+        )
+    record = load_record(found[-1], recipe)
+    write_atomically(run_dir / "recipe.yaml", dump_recipe(recipe))
+    return Start(
+        model_folder=found[-1],
+        trainer_folder=found[-1],
+        version=record["version"],
+        position=record["position"],
+        skipped=record["prompts_skipped"],
+        seconds=record["seconds"],
+    )
+
+
+def prepare_prompts(recipe: Recipe, run_dir: Path, task: Task, start: Start) -> tuple[PromptSource, RunSetup]:
+    tokenizer = load_tokenizer(start.model_folder)
+    config = DecoderConfig.from_hf(read_json(start.model_folder, "config.json"))
+
+    def render(example: Example) -> list[int]:
+        return render_prompt(tokenizer, example.messages)
+
+    rollout = recipe.rollout
+    cache = rollout.kv_tokens or kv_tokens(task, render, rollout, config.max_position_embeddings)
+    prompts = PromptSource(
+        task,
+        PromptStream(len(task), recipe.seed),
+        render,
+        max_prompt_tokens(rollout, config.max_position_embeddings, cache),
+        rollout.group_size,
+        SamplingParams(rollout.max_new_tokens, rollout.temperature, tuple(rollout.stop), recipe.seed),
+        start.position,
+        start.skipped,
+    )
+    return prompts, RunSetup(recipe, run_dir, start.model_folder, start.trainer_folder, start.version, cache)

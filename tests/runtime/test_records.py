@@ -1,0 +1,90 @@
+"""Line files with a limit, the cut of a resume, and files that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.fakes import fake_trajectory
+from zerogap.runtime.backend import FinishedGroup
+from zerogap.runtime.records import Records, read_metrics, summarize, write_atomically
+from zerogap.trajectory import Trajectory
+
+
+def groups(*ids: int) -> list[FinishedGroup]:
+    return [FinishedGroup(g, [fake_trajectory(g, [0, 0])]) for g in ids]
+
+
+def test_size_limit_keeps_whole_lines_from_the_start(tmp_path: Path) -> None:
+    size = len(groups(0)[0].trajectories[0].to_json()) + len('"update":1') + 1
+    records = Records(tmp_path, 0, 0, tensorboard=False, trajectories_mb=2.5 * size / 1e6)
+    records.step({"step": 1}, groups(0, 1, 2, 3))
+    records.close()
+    lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()
+    assert [Trajectory.from_json(line).group_id for line in lines] == [0, 1]
+    assert Trajectory.from_json(lines[0]).info == {"update": 1}
+
+
+def test_no_trajectories_when_the_limit_is_zero(tmp_path: Path) -> None:
+    records = Records(tmp_path, 0, 0, tensorboard=False, trajectories_mb=0)
+    records.step({"step": 1}, groups(0))
+    records.close()
+    assert not (tmp_path / "trajectories.jsonl").exists()
+
+
+def test_each_line_is_on_disk_at_once(tmp_path: Path) -> None:
+    records = Records(tmp_path, 0, 0, tensorboard=False, trajectories_mb=1)
+    records.step({"step": 1}, groups(0))
+    assert read_metrics(tmp_path) == [{"step": 1}]
+    records.close()
+
+
+def test_resume_cuts_after_the_step_and_goes_on(tmp_path: Path) -> None:
+    records = Records(tmp_path, 0, 0, tensorboard=False, trajectories_mb=1)
+    for step in (1, 2, 3):
+        records.step({"step": step}, groups(step - 1))
+    records.close()
+    with (tmp_path / "trajectories.jsonl").open("a") as handle:
+        handle.write('{"group_id": 1, "torn')
+    records = Records(tmp_path, start_step=2, first_group=2, tensorboard=False, trajectories_mb=1)
+    records.step({"step": 3}, groups(2))
+    records.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+    kept = [json.loads(line)["group_id"] for line in (tmp_path / "trajectories.jsonl").read_text().splitlines()]
+    assert kept == [0, 1, 2]
+
+
+def test_summary_figures(tmp_path: Path) -> None:
+    """First and last 10% of updates; rates weighted by tokens; what was not measured is null or absent."""
+    lines = [
+        {
+            "step": k + 1,
+            "reward/mean": k / 10,
+            "lag/max": float(k % 4),
+            "bitwise/checked": 5,
+            "bitwise/unequal": 0,
+            "dropped": 0,
+            "prompts/skipped": k,
+            "errors/ungraded": 1.0,
+            "tokens/sampled": 100,
+            "throughput/engine_tokens_per_s": 50.0 if k else 100.0,
+        }
+        for k in range(20)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = summarize(tmp_path, 12.34, tmp_path / "final_model", "aligned", "float32")
+    assert summary["reward_first"] == pytest.approx(0.05) and summary["reward_last"] == pytest.approx(1.85)
+    assert (summary["lag_max"], summary["bits_checked"], summary["bits_unequal"]) == (3, 100, 0)
+    assert summary["engine_tokens_per_s"] == pytest.approx(2000 / (1 + 19 * 2))
+    assert summary["learner_tokens_per_s"] is None
+    assert (summary["prompts_skipped"], summary["errors"], summary["seconds"]) == (19, 20, 12.3)
+
+
+def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
