@@ -80,7 +80,7 @@ def test_a_failing_grader_is_an_error_and_never_a_reward(tmp_path, monkeypatch):
         raise RecursionError("deep")
 
     monkeypatch.setattr(jsonl, "verify", fail)
-    with pytest.raises(GradeError, match="prompt 0.*RecursionError: deep"):
+    with pytest.raises(GradeError, match=r"prompt 0.*RecursionError: deep"):
         task.grade(task.example(0), "72")
 
 

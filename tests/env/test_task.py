@@ -27,7 +27,7 @@ def test_an_unfit_section_names_key_value_and_fix(section, parts):
 
 
 def test_a_wholly_unknown_name_lists_what_is_known():
-    with pytest.raises(TaskError, match="known: .*chain_sum.*word_sorting"):
+    with pytest.raises(TaskError, match=r"known: .*chain_sum.*word_sorting"):
         make_task(config.Task(name="qqqq"))
 
 
@@ -73,5 +73,5 @@ def test_solutions_are_stated_the_way_the_pattern_reads_them(pattern, solution):
 
 def test_a_pattern_that_no_solution_fits_says_so():
     wording = Wording(config.Task(name="chain_sum", answer_pattern="zzz(.*)"))
-    with pytest.raises(TaskError, match="zzz.*warm_start"):
+    with pytest.raises(TaskError, match=r"zzz.*warm_start"):
         wording.with_steps("2 + 3 = 5", "5")

@@ -30,6 +30,14 @@ _HASH_ORDERED = (
 )
 _ACCEPTED_ANSWER_KEYS = ("example_answer", "possible_answer", "example_correct_answer")
 
+# Scorers that raise this when the text is not in the answer's form (a word where a number is due) instead of returning
+# 0: there the policy is at fault, not the grader. Any other exception, and any from another scorer, is a GradeError.
+_UNREADABLE: dict[str, type[Exception]] = {
+    "prime_factorization": ValueError,
+    "boxnet": TypeError,
+    "game_of_life": KeyError,
+}
+
 
 class ReasoningTask:
     """See zerogap.env.task.Task. Name and parameters are checked at once; the dataset is built at first use.
@@ -89,6 +97,8 @@ class ReasoningTask:
         try:
             return float(self._dataset.score_answer(answer, example.payload))
         except Exception as error:
+            if isinstance(error, _UNREADABLE.get(self._name, ())):
+                return 0.0
             raise GradeError(
                 f"the scorer of {self._name!r} failed on prompt {example.prompt_id}, answer {answer[:200]!r}: "
                 f"{type(error).__name__}: {error}"

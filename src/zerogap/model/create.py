@@ -51,7 +51,7 @@ def create_model(spec: CreateModel, texts: Iterable[str], folder: str | Path, se
         f"{name}_token_id": tokenizer.token_to_id(token) for name, token in (("bos", BOS), ("eos", EOS), ("pad", PAD))
     }
     with replace_folder(folder) as temporary:
-        fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        fast = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
             bos_token=BOS,
             eos_token=EOS,

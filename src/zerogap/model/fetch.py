@@ -206,7 +206,7 @@ def _tokenizer(fields: dict[str, Any], source: Source) -> PreTrainedTokenizerFas
     def token(field: str) -> str:
         return str(tokens[fields[f"tokenizer.ggml.{field}_token_id"]])
 
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=token("bos"),
         eos_token=source.end_of_turn,
