@@ -9,6 +9,7 @@ import torch
 
 from zerogap.model.decoder import Decoder
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
+from zerogap.rollout.engine import Engine
 from zerogap.trajectory import GroupRequest, SamplingParams, Trajectory
 
 Bits = tuple[list[int], list[int], str]
@@ -22,7 +23,7 @@ def request(
     return GroupRequest(group_id, group_id + 100, tuple(prompt), n, params, min_version)
 
 
-def drain(engine: EmbeddedEngine, limit: int = 20_000) -> list[Trajectory]:
+def drain(engine: Engine, limit: int = 20_000) -> list[Trajectory]:
     """Step until there is no work; a limit on steps turns a livelock into a failure."""
     done: list[Trajectory] = []
     for _ in range(limit):

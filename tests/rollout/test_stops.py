@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from zerogap.trajectory import NOT_SAMPLED, GroupRequest, SamplingParams, Trajec
 class LetterTokenizer:
     """Id i is the letter chr(65 + i); ids 58..60 are a broken, a three-letter and a two-byte token."""
 
-    special = {58: "�", 59: "XYZ", 60: "é"}
+    special: ClassVar = {58: "�", 59: "XYZ", 60: "é"}
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         assert not skip_special_tokens
@@ -103,7 +104,7 @@ def test_wrong_number_of_logprobs_raises() -> None:
     engine.step()
     with pytest.raises(ValueError, match="shorter"):
         engine.step()
-    with pytest.raises(ValueError, match="5 token ids.*4 logprobs"):
+    with pytest.raises(ValueError, match=r"5 token ids.*4 logprobs"):
         Trajectory([1] * 5, [1] * 5, [-1.0] * 4, [0] * 5, "eos", 0, 0, 0, SamplingParams())
 
 
@@ -115,7 +116,7 @@ def test_non_finite_logprob_stops_with_its_place(value: float) -> None:
     engine = EmbeddedEngine(decoder, None, EngineConfig(), version=4)
     engine.submit(request(0, range(5), n=2, new=20))
     engine.submit(request(1, range(3), n=1, new=20))
-    with pytest.raises(NonFiniteLogprob, match="group 0, prompt 100, sample 0: logprob .* at index 11, .* version 4"):
+    with pytest.raises(NonFiniteLogprob, match=r"group 0, prompt 100, sample 0: logprob .* at index 11, .* version 4"):
         drain(engine)
     assert engine.stats()["nonfinite"] == 2
     assert engine.pending() == [(0, 0), (0, 1), (1, 0)]  # nothing was handed out, nothing of the step was kept
@@ -170,7 +171,8 @@ def test_largest_request_that_fits_is_served() -> None:
 
 def test_config_refuses_what_cannot_work() -> None:
     for key in ("max_running", "max_batched_tokens", "page_size", "kv_tokens", "max_context"):
+        values: dict[str, Any] = {key: 0}
         with pytest.raises(ValueError, match=f"{key} 0 must be >= 1"):
-            EngineConfig(**{key: 0})
-    with pytest.raises(ValueError, match="max_context 257 exceeds .* 256"):
+            EngineConfig(**values)
+    with pytest.raises(ValueError, match=r"max_context 257 exceeds .* 256"):
         EmbeddedEngine(HashDecoder(), None, EngineConfig(max_context=257))

@@ -272,7 +272,7 @@ def test_finish_swaps_at_once_when_nothing_runs_and_takes_the_newest() -> None:
 def test_group_is_held_until_its_min_version() -> None:
     """The lag bound as a property of the request: no token of it from older weights; others pass meanwhile."""
     for policy in ("recompute", "finish"):
-        engine = EmbeddedEngine(HashDecoder(), None, EngineConfig(on_update=policy))  # type: ignore[arg-type]
+        engine = EmbeddedEngine(HashDecoder(), None, EngineConfig(on_update=policy))
         engine.submit(request(0, [1, 2], n=2, min_version=2))
         engine.submit(request(1, [3, 4]))
         (t,) = drain(engine)
