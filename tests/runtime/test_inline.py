@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,17 @@ def test_identities_are_compared() -> None:
         check_identities(recipe, learner, [Identity(0, "v", "c", {})])
     control = tiny_recipe(Path("m"), model__kernels="standard")
     check_identities(control, learner, [Identity(0, "w", "d", {})])
+
+
+def test_sigterm_is_an_interrupt(tiny_model: Path, tmp_path: Path) -> None:
+    """A run ends on SIGTERM as on Ctrl-C, through the code that closes every process; the old handler is put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tiny_recipe(tiny_model), tmp_path / "run", observer=Recorder(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        )
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(metrics(tmp_path / "run")) == 1 and not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_threads_do_not_change_bits(tiny_model: Path, tmp_path: Path) -> None:

@@ -16,12 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Read by Ray when it is imported: with "cluster" off it binds every port to loopback instead of all interfaces.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")  # engines and learner are the run; Ray would put them behind all else
-
 import ray
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from safetensors import safe_open
 
@@ -31,6 +27,12 @@ from zerogap.runtime.backend import EngineStats, Events, FinishedGroup, Item, Ru
 from zerogap.runtime.identity import check_identities
 from zerogap.runtime.worker import LearnerActor, Report, RolloutActor
 
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # engines and learner are the run; Ray would put them behind everything else
+    "RAY_prestart_worker_first_driver": "0",  # idle processes that our actors, with their own environment, cannot use
+    "RAY_enable_worker_prestart": "0",
+}
 MAX_RESTARTS = 3
 KEPT_VERSIONS = 5  # versions that engines, driver and learner may hold in the object store at one time
 SPARE_STORE_BYTES = 256 * 2**20
@@ -77,7 +79,7 @@ class RayBackend:
             self._engines = [_Engine(i, actor, actor.report.remote()) for i, actor in enumerate(actors)]
         except RayActorError as error:
             self.close()
-            raise RunFailed(f"a process of the run did not start: {error}") from error
+            raise RunFailed(f"a process of the run did not start: {_reason(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -171,7 +173,8 @@ class RayBackend:
         if engine.restarts == MAX_RESTARTS:
             raise RunFailed(
                 f"rollout worker {engine.index} died {MAX_RESTARTS + 1} times; unfinished groups: "
-                f"{sorted(engine.pending)}. See logs/rollout-{engine.index}.log in the run folder. Last: {error}"
+                f"{sorted(engine.pending)}. See logs/rollout-{engine.index}.log in the run folder. Last: "
+                f"{_reason(error)}"
             ) from error
         engine.restarts += 1
         log.warning(
@@ -180,7 +183,7 @@ class RayBackend:
             engine.restarts,
             MAX_RESTARTS,
             sorted(engine.pending),
-            error,
+            _reason(error),
         )
         engine.counted, engine.stats = engine.counted + engine.stats, EngineStats()
         engine.actor = self._new_actor(engine.index)
@@ -210,7 +213,8 @@ class RayBackend:
             return self._get(reference, what)
         except RayActorError as error:
             raise RunFailed(
-                f"the learner's process died during {what}; go on from the last checkpoint with --resume. {error}"
+                f"the learner's process died during {what}; go on from the last checkpoint with --resume. "
+                f"{_reason(error)}"
             ) from error
 
 
@@ -222,6 +226,11 @@ def start_ray(setup: RunSetup) -> bool:
     # ray.init replaces the handler of SIGTERM; the run keeps its own.
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main_thread else None
+    os.environ.update(RAY_ENVIRONMENT)
+    # Ray binds every port to loopback, and not to all interfaces, when clusters are off. Its processes read the
+    # variable when they start; this process has read it already when Ray was imported.
+    ray_constants.ENABLE_RAY_CLUSTER = recipe.runtime.ray_address is not None
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = str(int(ray_constants.ENABLE_RAY_CLUSTER))
     if recipe.runtime.ray_address is not None:
         ray.init(address=recipe.runtime.ray_address, log_to_driver=False, logging_level=logging.ERROR)
     else:
@@ -244,6 +253,12 @@ def _options(threads: int) -> dict[str, Any]:
     package = str(Path(zerogap.__file__).parents[1])
     path = os.pathsep.join(dict.fromkeys([package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     return {"num_cpus": threads, "max_restarts": 0, "runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+
+
+def _reason(error: RayActorError) -> str:
+    """One line of Ray's report: the exception that a constructor raised, or how the process ended."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if "creation task" in lines[0] else lines[0]
 
 
 def _weight_bytes(folder: Path, recipe: Recipe) -> int:

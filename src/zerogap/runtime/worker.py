@@ -20,8 +20,6 @@ import torch
 
 from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Update, Weights
 from zerogap.runtime.identity import Identity
-from zerogap.runtime.learner_worker import LearnerWorker
-from zerogap.runtime.rollout_worker import build_rollout_worker
 
 POLL_S = 1.0  # a poll without news returns after this long, so that a lost worker is noticed
 
@@ -42,6 +40,8 @@ class RolloutActor:
 
     def __init__(self, setup: RunSetup, index: int) -> None:
         start_process_log(setup.run_dir, f"rollout-{index}")
+        from zerogap.runtime.rollout_worker import build_rollout_worker  # here: the learner needs none of it
+
         # Weights are mapped read-only from the object store and only ever copied from.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self._worker, self._identity = build_rollout_worker(setup)
@@ -107,6 +107,8 @@ class LearnerActor:
 
     def __init__(self, setup: RunSetup) -> None:
         start_process_log(setup.run_dir, "learner")
+        from zerogap.runtime.learner_worker import LearnerWorker
+
         self._worker = LearnerWorker(setup)
 
     def identity(self) -> Identity:
