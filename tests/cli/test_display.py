@@ -115,7 +115,8 @@ def test_no_summary_table_after_a_failure() -> None:
 def test_summary_rows_leave_out_what_is_null() -> None:
     rows = dict(summary_rows(SUMMARY))
     assert rows["updates"] == "300" and rows["model"] == "runs/x/final"
-    assert "learner tokens/s" not in rows
+    assert "learner tokens/s" not in rows and "samples not graded" not in rows
+    assert dict(summary_rows(SUMMARY | {"errors": 3, "prompts_skipped": 0}))["samples not graded"] == "3"
     assert "reward, first 10% to last 10%" not in dict(summary_rows(SUMMARY | {"reward_last": None}))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zerogap.cli.main import COMMANDS
+from zerogap.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
@@ -49,6 +49,17 @@ def test_links_and_files_in_pages_exist(page: Path) -> None:
             assert (page.parent / target).exists(), target
     for name in re.findall(r"\b(?:recipes|benchmarks|docs)/[\w.]+\.(?:yaml|py|md)\b", text):
         assert (ROOT / name).exists(), name
+
+
+def test_python_example_of_the_readme_runs(tmp_path: Path) -> None:
+    """The example itself compares recorded and scored log-probabilities."""
+    folder = tmp_path / "model"
+    assert main(["model", "create", str(folder), "--task", "chain_sum", "num_layers=1"]) == 0
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert example is not None
+    code = example.group(1)
+    assert code.count("runs/tiny-001/final_model") == 1 and "assert recorded == scored.tolist()" in code
+    exec(code.replace("runs/tiny-001/final_model", str(folder)), {})
 
 
 def test_no_machine_paths() -> None:

@@ -27,7 +27,7 @@ def step_line(metrics: Mapping[str, Any], total: int | None, aligned: bool) -> s
     if "lag/mean" in metrics and "lag/max" in metrics:
         parts.append(f"lag {metrics['lag/mean']:.1f}/{metrics['lag/max']:.0f}")
     if "kl/k1" in metrics and "kl/k3" in metrics:
-        parts.append(f"kl k1 {metrics['kl/k1']:+.1e} k3 {metrics['kl/k3']:.1e}")
+        parts.append(f"kl k1 {metrics['kl/k1'] + 0.0:+.1e} k3 {metrics['kl/k3']:.1e}")
     if "ess/all" in metrics:
         parts.append(f"ess {metrics['ess/all']:.2f}")
     parts.append(verdict(metrics, aligned))
@@ -66,7 +66,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("reward, first 10% to last 10%", f"{first:.3f} to {last:.3f}"))
     for label, key, form in (
         ("updates", "updates", ",d"),
-        ("tokens sampled", "tokens", ",d"),
+        ("tokens trained", "tokens_trained", ",d"),
         ("bits checked (tokens)", "bits_checked", ",d"),
         ("bits unequal (tokens)", "bits_unequal", ",d"),
         ("largest lag (updates)", "lag_max", ",d"),
@@ -78,6 +78,9 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         value = summary.get(key)
         if value is not None:
             rows.append((label, format(value, form)))
+    for label, key in (("prompts skipped (too long)", "prompts_skipped"), ("samples not graded", "errors")):
+        if summary.get(key):
+            rows.append((label, format(summary[key], ",d")))
     for label, key in (("model", "final_model"), ("run folder", "run_dir")):
         if summary.get(key) is not None:
             rows.append((label, str(summary[key])))

@@ -26,6 +26,9 @@ COMMANDS = {
     "doctor": ("doctor", "what this machine has and what follows from it"),
 }
 
+# By name, since most of these classes live in modules that --help must not load.
+BAD_INPUT = ("BadInput", "RecipeError", "TaskError", "CheckpointError", "UnsupportedModel")
+
 EXAMPLES = """examples:
   zerogap doctor
   zerogap train recipes/tiny.yaml
@@ -59,10 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("ZEROGAP_TRACEBACK") == "1":
             traceback.print_exc()
-        bad_input = isinstance(error, BadInput) or _is_recipe_error(error)
-        kind = "" if bad_input else f"{type(error).__name__}: "
-        print(f"zerogap: error: {kind}{error}", file=sys.stderr)
-        return 2 if bad_input else 1
+        own = type(error).__module__.startswith("zerogap.")  # written for people; others need their class to be read
+        print(f"zerogap: error: {'' if own else f'{type(error).__name__}: '}{error}", file=sys.stderr)
+        return 2 if type(error).__name__ in BAD_INPUT and own else 1
 
 
 def _split_command(arguments: list[str]) -> tuple[str, list[str]]:
@@ -77,12 +79,6 @@ def _split_command(arguments: list[str]) -> tuple[str, list[str]]:
     near = difflib.get_close_matches(arguments[0], list(COMMANDS), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
     raise BadInput(f"unknown command {arguments[0]!r}; {hint}")
-
-
-def _is_recipe_error(error: Exception) -> bool:
-    """Without importing config (pydantic) for commands that read no recipe."""
-    config = sys.modules.get("zerogap.config")
-    return config is not None and isinstance(error, config.RecipeError)
 
 
 def _version() -> str:

@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file; see recipes/ and docs/recipe.md")
     parser.add_argument("overrides", nargs="*", metavar="a.b.c=value", help="change a key of the recipe")
     parser.add_argument("--output-dir", metavar="D", help="run folder (default: output_dir, or runs/<name>)")
-    parser.add_argument("--max-steps", type=int, metavar="N", help="stop after N updates; schedules keep their length")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="stop after N updates in all; --resume goes on")
     parser.add_argument("--resume", action="store_true", help="go on from the run folder's newest checkpoint")
     parser.add_argument("--dry-run", action="store_true", help="print recipe and needs, then end")
     parser.add_argument("--json", action="store_true", help="the answer as JSON on stdout (the steps go to stderr)")
@@ -57,11 +57,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     from zerogap.cli.display import Display
+    from zerogap.runtime.records import read_metrics
     from zerogap.runtime.train import train
 
     updates = recipe.train.updates if args.max_steps is None else min(args.max_steps, recipe.train.updates)
     with Display(updates, aligned=recipe.model.kernels == "aligned", stderr=args.json) as display:
-        train(recipe, recipe.run_dir, resume=args.resume, max_steps=args.max_steps, observer=display)
+        summary = train(recipe, recipe.run_dir, resume=args.resume, max_steps=args.max_steps, observer=display)
+        tokens = sum(line.get("tokens/trained", 0) for line in read_metrics(recipe.run_dir))
+        display.summary(summary | {"tokens_trained": int(tokens), "run_dir": str(recipe.run_dir)})
     if args.json:
         json.dump(display.final, sys.stdout)
         print()
