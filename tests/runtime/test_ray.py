@@ -121,9 +121,7 @@ def test_dead_learner_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
     does so from its checkpoint to the bits of an undisturbed run."""
     run_dir = tmp_path / "run"
     recipe = tiny_recipe(tiny_model, runtime__driver="ray", checkpoint__every=1)
-    with pytest.raises(
-        RunFailed, match=r"learner's process died during (the update|a checkpoint); go on .* --resume"
-    ):
+    with pytest.raises(RunFailed, match=r"learner's process died during (the update|a checkpoint); go on .* --resume"):
         train(recipe, run_dir, observer=Killer(run_dir, "learner", step=2))
     assert alive([process_id(run_dir, "rollout-0")]) == []
     train(tiny_recipe(tiny_model), run_dir, resume=True)
