@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,6 +153,15 @@ def test_variants_are_chosen_by_name() -> None:
         [sys.executable, "-c", code], env={"ZEROGAP_ISA": "baseline"}, capture_output=True, text=True
     )
     assert shown.stdout.strip() == "baseline", shown.stderr
+
+
+def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
+    """Else torch.set_num_threads would not reach the kernels, and every test with two threads would prove nothing."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    runtimes = {line.split()[-1] for line in maps.read_text().splitlines() if "libgomp" in line or "libomp" in line}
+    assert load_best() and len(runtimes) == 1
 
 
 def test_the_contract_names_no_instruction_set() -> None:
