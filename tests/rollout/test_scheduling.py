@@ -10,6 +10,7 @@ from tests.rollout.builders import alone, by_sample, drain, request, run
 from tests.rollout.hash_decoder import VOCAB, HashDecoder
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
 from zerogap.rollout.embedded.pages import PagePool
+from zerogap.rollout.embedded.scheduler import Scheduler
 from zerogap.trajectory import GroupRequest
 
 CONTEXT = 64
@@ -81,6 +82,29 @@ def test_tiny_pool_preempts_and_every_sample_still_ends() -> None:
     assert engine.stats()["preemptions"] > 0
     assert [(t.group_id, t.sample_index) for t in done] == [(g, i) for g in range(4) for i in range(4)]
     assert by_sample(done) == alone(HashDecoder(), requests)
+
+
+def test_sample_takes_over_the_prefix_where_the_pool_has_no_page_for_a_copy() -> None:
+    """Two pages, a prompt of one and a half: a fork by copy can never succeed, so waiting for it would be for ever."""
+    requests = [request(0, range(12), n=3, new=4)]
+    done = run(HashDecoder(), requests, EngineConfig(page_size=8, kv_tokens=16))
+    assert by_sample(done) == alone(HashDecoder(), requests)
+
+
+def test_sample_preempted_while_rows_are_handed_out_gets_none() -> None:
+    """The youngest loses its page to the first, the next youngest frees more than is asked for: still not for it."""
+    scheduler = Scheduler(PagePool(7, 2), 8, 100, lambda source, target: None)
+    for g, prompt in enumerate(([1, 2], [1, 2], range(8), [1])):
+        scheduler.add(request(g, prompt))
+    scheduler.schedule(0)
+    first, second, long, single = scheduler.running
+    for sample in (first, second):
+        sample.computed = 2
+        sample.append(5, -1.0, 0)
+    long.computed = 7
+    assert scheduler.schedule(0) == [(first, 1), (second, 1)]
+    assert scheduler.preemptions == 2
+    assert long.pages == single.pages == []
 
 
 def test_oldest_sample_is_never_preempted() -> None:

@@ -82,6 +82,9 @@ def test_sender_that_dies_after_half_of_the_buckets_changes_nothing() -> None:
     done += engine.step()
     with pytest.raises(WeightMismatch, match="extra"):
         engine.commit_weights(1)
+    engine.stage_weights(1, {"extra": torch.tensor([2])})  # what was staged before the failed commit is gone
+    with pytest.raises(WeightMismatch, match="embed"):
+        engine.commit_weights(1)
     assert engine.version == 0
     done += drain(engine)
     assert by_sample(done) == by_sample(run(HashDecoder(), requests, EngineConfig()))
@@ -216,8 +219,8 @@ def test_each_token_is_made_by_exactly_one_complete_version(
 def test_finish_ends_running_samples_on_the_old_weights() -> None:
     """Field case 23, continuing switched off: one version for each trajectory; meanwhile nothing new starts."""
     engine = EmbeddedEngine(HashDecoder(), None, EngineConfig(max_running=2, on_update="finish"))
-    for g in range(4):
-        engine.submit(request(g, [g, 1], new=6))
+    for g, new in enumerate((3, 9, 6, 6)):
+        engine.submit(request(g, [g, 1], new=new))
     engine.step()
     engine.load_weights(1, weights(2))
     done = []
@@ -228,6 +231,17 @@ def test_finish_ends_running_samples_on_the_old_weights() -> None:
     assert [t.group_id for t in done] == [0, 1]
     done += drain(engine)
     assert [set(spans(t)) for t in done] == [{0}, {0}, {1}, {1}]
+
+
+def test_finish_takes_pages_from_a_prefix_that_serves_nobody_before_the_swap() -> None:
+    """The older group waits for its prefix when the drain begins; the younger one runs and needs the pages."""
+    engine = EmbeddedEngine(HashDecoder(), None, EngineConfig(page_size=4, kv_tokens=40, on_update="finish"))
+    engine.submit(request(0, range(30), n=2, new=2))
+    engine.submit(request(1, range(4), new=20))
+    engine.step()
+    engine.load_weights(1, weights(2))
+    done = drain(engine, limit=100)
+    assert [(t.group_id, set(spans(t))) for t in done] == [(1, {0}), (0, {1}), (0, {1})]
 
 
 def test_finish_lets_preempted_samples_end_on_the_old_weights() -> None:
