@@ -60,7 +60,7 @@ class Policy:
 
         A token depends only on (weights, prefix, seed, prompt_id, sample_index, position): not on the batch.
         prompt_id is the index of the prompt. temperature 0 takes the most likely token. `engine` sets batching
-        and paging (EngineConfig). Returns trajectories ordered by prompt, then sample; versions are all 0.
+        and paging (EngineConfig). ValueError names a prompt that can never be served. Returns trajectories ordered by prompt, then sample; versions are all 0.
         """
         prompts: list[Sequence[int]]
         if len(prompt_token_ids) == 0 or isinstance(prompt_token_ids[0], int):
@@ -70,7 +70,11 @@ class Policy:
         if temperature < 0:
             raise ValueError(f"temperature {temperature} must be >= 0 (0 = greedy)")
         sampling = SamplingParams(max_new_tokens, temperature, tuple(stop), seed)
-        runner = EmbeddedEngine(self.decoder, self.tokenizer if stop else None, engine or EngineConfig())
+        if engine is None:  # a KV cache for these prompts, not for the model's whole context
+            longest = max(len(prompt) for prompt in prompts) + max_new_tokens
+            limit = self.decoder.config.max_position_embeddings
+            engine = EngineConfig(max_running=min(64, n * len(prompts)), max_context=min(limit, longest))
+        runner = EmbeddedEngine(self.decoder, self.tokenizer if stop else None, engine)
         for i, prompt in enumerate(prompts):
             runner.submit(GroupRequest(i, i, tuple(int(t) for t in prompt), n, sampling))
         done: list[Trajectory] = []
