@@ -10,10 +10,11 @@ namespace zerogap {
 template <class T>
 void embedding(const T* table_VH, const int64_t* tokens, T* out, long rows, long vocab, long width) {
   parallel_rows(rows, width, [&](long r) {
-    if (tokens[r] < 0 || tokens[r] >= vocab)
-      for_vectors(width, [&](long j, int n) { store(out + r * width + j, splat(__builtin_nanf("")), n); });
+    T* target = out + r * width;
+    if (tokens[r] >= 0 && tokens[r] < vocab)
+      std::memcpy(target, table_VH + tokens[r] * width, width * sizeof(T));
     else
-      std::memcpy(out + r * width, table_VH + tokens[r] * width, width * sizeof(T));
+      for_vectors(width, [&](long j, int n) { store(target + j, splat(__builtin_nanf("")), n); });
   });
 }
 

@@ -110,6 +110,14 @@ def test_a_target_outside_the_vocabulary_is_nan() -> None:
     assert scored.isnan().tolist() == [False, True, True]
 
 
+def test_a_token_outside_the_embedding_is_nan() -> None:
+    rows = K.embedding(torch.tensor([2, 20, -1, 19]), weight(20, 40))
+    assert rows.isnan().all(1).tolist() == [False, True, True, False]
+    w = weight(20, 40, trainable=True)
+    K.embedding(torch.tensor([2, 20, -1]), w).nan_to_num().sum().backward()
+    assert torch.equal(w.master.grad.sum(1).nonzero()[:, 0], torch.tensor([2]))
+
+
 def test_very_unlikely_tokens_keep_their_logprob() -> None:
     head = Weight(torch.tensor([[0.0], [-300.0], [-1.0e5]]))
     scored = K.logprobs(torch.ones(3, 1), head, torch.tensor([0, 1, 2]), 1.0, 3)
@@ -124,8 +132,20 @@ def test_impossible_arguments_are_refused() -> None:
         K.logprobs(randn(1, 9), head, torch.tensor([0]), 1.0, 20)
     with pytest.raises(ValueError, match="must agree"):
         K.linear(randn(1, 8, dtype=torch.bfloat16), head)
+    with pytest.raises(ValueError, match="bfloat16"):
+        K.sample(randn(1, 8, dtype=torch.bfloat16), keys(1), 1.0, 8)
     with pytest.raises(ValueError, match="float16"):
         K.silu_mul(torch.ones(1, 8, dtype=torch.float16))
+
+
+def test_strided_and_narrow_indices_are_read_as_values() -> None:
+    head, hidden = weight(20, 8), randn(3, 8)
+    targets = torch.tensor([3, 9, 17])
+    strided = torch.stack([targets, targets + 1], 1)[:, 0]
+    expected = K.logprobs(hidden, head, targets, 1.0, 20)
+    assert same_bits(K.logprobs(hidden, head, strided, 1.0, 20), expected)
+    assert same_bits(K.logprobs(hidden, head, targets.to(torch.int32), 1.0, 20), expected)
+    assert same_bits(K.embedding(strided, head), K.embedding(targets, head))
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ class AlignedKernels:
         weight.derived["panels"] = packed
 
     def embedding(self, tokens_T: torch.Tensor, weight: Weight) -> torch.Tensor:
+        tokens_T = as_indices(tokens_T)
         if autograd.wanted(None, weight):
             return autograd.Embedding.apply(weight.master, tokens_T, weight, self.forward)
         return self.forward.embedding(tokens_T, weight)
@@ -110,6 +111,7 @@ class AlignedKernels:
     def logprobs(
         self, hidden_TH: torch.Tensor, weight_VH: Weight, targets_T: torch.Tensor, temperature: float, vocab: int
     ) -> torch.Tensor:
+        targets_T = as_indices(targets_T)
         if autograd.wanted(hidden_TH, weight_VH):
             return autograd.HeadLogprobs.apply(
                 hidden_TH, weight_VH.master, weight_VH, targets_T, temperature, vocab, self.forward
@@ -121,11 +123,14 @@ class AlignedKernels:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, width = logits_BV.shape
         check_vocab(vocab, width)
+        if logits_BV.dtype != torch.float32:
+            raise ValueError(f"kernels: logits are {logits_BV.dtype}; sample wants the float32 of `logits`")
+        logits_BV, keys_B4 = logits_BV.contiguous(), as_indices(keys_B4)
         tokens = torch.empty(rows, dtype=torch.int64)
         logprobs = torch.empty(rows, dtype=torch.float32)
         self.forward.native.sample(
             logits_BV.data_ptr(),
-            logits_BV.stride(0),
+            width,
             keys_B4.data_ptr(),
             temperature == 0,
             inverse_temperature(temperature),
@@ -143,3 +148,8 @@ class AlignedKernels:
 
     def copy_page(self, cache: list[LayerCache], source: int, target: int) -> None:
         copy_page(cache, source, target)
+
+
+def as_indices(values: torch.Tensor) -> torch.Tensor:
+    """Contiguous int64, as the kernels read it; no copy if it is that already."""
+    return values.to(torch.int64).contiguous()
