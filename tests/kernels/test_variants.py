@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,15 +145,21 @@ def test_rounding_to_bf16_is_that_of_torch() -> None:
     )
 
 
-def test_variants_are_chosen_by_name() -> None:
-    assert variants()[0] == "baseline" and runnable()[-1] == load_best().name
+def chosen(**environment: str) -> str:
+    """The variant that a fresh process uses."""
+    code = "from zerogap.kernels.native import load_best; print(load_best().name)"
+    inherited = {name: value for name, value in os.environ.items() if name != "ZEROGAP_ISA"}
+    done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_variants_are_chosen_by_cpu_or_by_name() -> None:
+    assert variants()[0] == "baseline"
+    assert chosen() == runnable()[-1]
+    assert chosen(ZEROGAP_ISA="baseline") == "baseline"
     with pytest.raises(ValueError, match="avx9000"):
         load_variant("avx9000")
-    code = "from zerogap.kernels.native import load_best; print(load_best().name)"
-    shown = subprocess.run(
-        [sys.executable, "-c", code], env={"ZEROGAP_ISA": "baseline"}, capture_output=True, text=True
-    )
-    assert shown.stdout.strip() == "baseline", shown.stderr
 
 
 def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
