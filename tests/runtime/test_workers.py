@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -20,6 +21,7 @@ from zerogap.runtime.learner_worker import LearnerWorker
 from zerogap.runtime.rollout_worker import RolloutWorker, build_rollout_worker
 from zerogap.runtime.transfer import WeightDeliveryError, from_arrays, to_arrays
 from zerogap.runtime.weight_store import WeightStore
+from zerogap.runtime.worker import RolloutActor
 from zerogap.trajectory import NOT_SAMPLED, GroupRequest, SamplingParams, Trajectory
 
 
@@ -170,3 +172,23 @@ def test_grade_error_of_the_example_reaches_the_trajectory(tiny_model: Path) -> 
     for trajectory in run_out(worker):
         assert trajectory.reward is not None and trajectory.error is None
         assert isinstance(trajectory.info["text"], str)
+
+
+def test_a_worker_that_was_busy_loads_only_the_newest_weights(tiny_model: Path) -> None:
+    """Field case 40: blocked for the time of two updates, it goes to the newest, and groups sent between are kept."""
+    learner = LearnerWorker(setup(tiny_model))
+    actor = RolloutActor.__new__(RolloutActor)  # without the process log and the engine thread
+    actor._worker, _ = build_rollout_worker(setup(tiny_model))
+    actor._commands = Queue()
+    loaded: list[int] = []
+    publish = actor._worker.publish
+    actor._worker.publish = lambda weights: (loaded.append(weights.version), publish(weights))[1]  # type: ignore
+    for version in (1, 2, 3):
+        weights = new_weights(learner, version, 1 + version / 10)
+        actor.publish(replace(weights, tensors=None), weights.tensors)
+        actor.submit([item(version, min_version=version)])
+    actor._take_commands(block=True)
+    assert loaded == [3] and actor._worker.engine.version == 3
+    done = run_out(actor._worker)
+    assert {t.group_id for t in done} == {1, 2, 3}
+    assert {v for t in done for v in t.versions if v != NOT_SAMPLED} == {3}
