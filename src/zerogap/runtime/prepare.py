@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from zerogap.config import CreateModel, Recipe
 from zerogap.env.stream import PromptStream
@@ -71,18 +73,30 @@ def warm_start(recipe: Recipe, base: Path, folder: Path, observer: Observer) -> 
     decoder = load_decoder(base, recipe.model.kernels, recipe.model.dtype, trainable=True)
     longest = decoder.config.max_position_embeddings
     observer.stage("warm start", settings.steps)
-    train_sft(
-        decoder,
-        _batches(task, tokenizer, settings.examples_per_step, longest, recipe.seed),
-        settings.learning_rate,
-        settings.warmup_steps,
-        settings.steps,
-        recipe.learner.micro_batch_tokens,
-        lambda done, loss: observer.progress(done, f"loss {loss:.3f}"),
-    )
+    with _threads(recipe.learner.threads + recipe.rollout.workers * recipe.rollout.threads):
+        train_sft(
+            decoder,
+            _batches(task, tokenizer, settings.examples_per_step, longest, recipe.seed),
+            settings.learning_rate,
+            settings.warmup_steps,
+            settings.steps,
+            recipe.learner.micro_batch_tokens,
+            lambda done, loss: observer.progress(done, f"loss {loss:.3f}"),
+        )
     save_decoder(decoder, folder, base)
     observer.stage_end()
     return folder
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """The warm start has all the threads that the run will share out; aligned kernels give the same bits with any."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _base_model(recipe: Recipe, folder: Path, observer: Observer) -> Path:
