@@ -1,4 +1,5 @@
-// C = A B with one fused-multiply-add chain per output element, k ascending, in fp32: the whole of batch invariance.
+// C = A B in fp32, each output element computed in ONE fixed order: the whole of batch invariance. k is cut into chains
+// of kChainSteps (fixed, from k = 0); a chain is fused multiply-adds, k ascending, from zero; chains are added ascending.
 // An element depends on its row of A and its column of B only, whatever M, the tiling, the layout of B, the threads.
 #pragma once
 
@@ -7,7 +8,8 @@
 namespace zerogap {
 
 constexpr int kTileRows = 6;
-constexpr long kStepBlock = 1024;  // k is walked in blocks that keep a panel in L2; the chain goes on through memory
+constexpr long kChainSteps = 128;  // short chains round less: half the error of one chain over the whole of k
+constexpr long kStepBlock = 8 * kChainSteps;  // k is walked in blocks that keep a panel in L2
 
 ZEROGAP_INLINE Vec broadcast(const float* a) { return splat(*a); }
 ZEROGAP_INLINE Pairs broadcast(const bf16* a) {
@@ -16,14 +18,22 @@ ZEROGAP_INLINE Pairs broadcast(const bf16* a) {
   return splat_pair(pair);
 }
 
-// A register tile: C[Rows][16 * Vectors] (+)= A[Rows][...] B[steps][...]. Operands: fp32 x fp32, fp32 x bf16
-// (attention over a bf16 cache, widened exactly) and bf16 pairs x bf16 pairs (linear layers).
+// How a tile meets what is in C already.
+enum class Into {
+  replace,   // C = chain
+  add,       // C = C + chain, the chain from zero
+  continue_  // the chain goes on from C (attention: keys on several pages are one chain)
+};
+
+// A register tile over one chain: C[Rows][16 * Vectors] from A[Rows][...] B[steps][...]. Operands: fp32 x fp32,
+// fp32 x bf16 (attention over a bf16 cache, widened exactly) and bf16 pairs x bf16 pairs (linear layers).
 template <class A, class B, int Rows, int Vectors>
 __attribute__((noinline)) void tile(const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-                                    bool accumulate) {
+                                    Into into) {
   Vec sum[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) sum[r][v] = accumulate ? load(c + r * ldc + v * kLanes) : splat(0.f);
+    for (int v = 0; v < Vectors; ++v)
+      sum[r][v] = into == Into::continue_ ? load(c + r * ldc + v * kLanes) : splat(0.f);
   for (long s = 0; s < steps; ++s, b += ldb, a += PanelTraits<A>::kStep) {
     decltype(load(b)) right[Vectors];
 #pragma GCC unroll 4
@@ -36,30 +46,33 @@ __attribute__((noinline)) void tile(const A* a, long lda, const B* b, long ldb, 
     }
   }
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sum[r][v]);
+    for (int v = 0; v < Vectors; ++v) {
+      float* target = c + r * ldc + v * kLanes;
+      store(target, into == Into::add ? load(target) + sum[r][v] : sum[r][v]);
+    }
 }
 
 template <int Vectors, class A, class B>
 ZEROGAP_INLINE void tile_of_rows(int rows, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-                                 bool accumulate) {
+                                 Into into) {
   switch (rows) {
-    case 1: return tile<A, B, 1, Vectors>(a, lda, b, ldb, steps, c, ldc, accumulate);
-    case 2: return tile<A, B, 2, Vectors>(a, lda, b, ldb, steps, c, ldc, accumulate);
-    case 3: return tile<A, B, 3, Vectors>(a, lda, b, ldb, steps, c, ldc, accumulate);
-    case 4: return tile<A, B, 4, Vectors>(a, lda, b, ldb, steps, c, ldc, accumulate);
-    case 5: return tile<A, B, 5, Vectors>(a, lda, b, ldb, steps, c, ldc, accumulate);
-    default: return tile<A, B, 6, Vectors>(a, lda, b, ldb, steps, c, ldc, accumulate);
+    case 1: return tile<A, B, 1, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
+    case 2: return tile<A, B, 2, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
+    case 3: return tile<A, B, 3, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
+    case 4: return tile<A, B, 4, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
+    case 5: return tile<A, B, 5, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
+    default: return tile<A, B, 6, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
   }
 }
 
 // Up to 6 rows, any multiple of 16 columns.
 template <class A, class B>
 void tile_columns(int rows, long columns, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-                  bool accumulate) {
+                  Into into) {
   long j = 0;
   for (; j + kTileVectors * kLanes <= columns; j += kTileVectors * kLanes)
-    tile_of_rows<kTileVectors>(rows, a, lda, b + j, ldb, steps, c + j, ldc, accumulate);
-  for (; j < columns; j += kLanes) tile_of_rows<1>(rows, a, lda, b + j, ldb, steps, c + j, ldc, accumulate);
+    tile_of_rows<kTileVectors>(rows, a, lda, b + j, ldb, steps, c + j, ldc, into);
+  for (; j < columns; j += kLanes) tile_of_rows<1>(rows, a, lda, b + j, ldb, steps, c + j, ldc, into);
 }
 
 // body(first row, rows) over near-equal groups of at most 6 rows (7 rows run as 4 + 3, not 6 + 1).
@@ -72,12 +85,13 @@ ZEROGAP_INLINE void for_row_groups(long rows, Body body) {
   }
 }
 
-// Any number of rows: small products inside attention.
+// Any number of rows: small products inside attention, each one chain; `accumulate` goes on with the chain in C.
 template <class A, class B>
 void multiply(long rows, long columns, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
               bool accumulate) {
+  const Into into = accumulate ? Into::continue_ : Into::replace;
   for_row_groups(rows, [&](long r, int count) {
-    tile_columns(count, columns, a + r * lda, lda, b, ldb, steps, c + r * ldc, ldc, accumulate);
+    tile_columns(count, columns, a + r * lda, lda, b, ldb, steps, c + r * ldc, ldc, into);
   });
 }
 
@@ -103,18 +117,30 @@ struct Right {
   }
 };
 
-// Rows of A (at most 6) times one block of a panel, into C: bias and rounding once, after the last block.
+// Rows of A (at most 6) times one block of a panel, chain by chain.
+template <class T>
+ZEROGAP_INLINE void chains(int rows, long columns, const T* a, long lda, const PanelElement<T>* panel, long steps,
+                           bool accumulate, float* c, long ldc) {
+  long s = 0;
+  do {
+    tile_columns(rows, columns, a + s * PanelTraits<T>::kStep, lda, panel + s * kPanelColumns, kPanelColumns,
+                 std::min(kChainSteps, steps - s), c, ldc, accumulate || s > 0 ? Into::add : Into::replace);
+    s += kChainSteps;
+  } while (s < steps);
+}
+
+// The same into C of any width and type: bias and rounding once, after the last block.
 template <class T, class Out>
 void panel_rows(int rows, const T* a, long lda, const PanelElement<T>* panel, long steps, long width, bool accumulate,
                 const T* bias, Out* c, long ldc) {
   if constexpr (sizeof(Out) == sizeof(float))
     if (width == kPanelColumns && !bias)
-      return tile_columns(rows, kPanelColumns, a, lda, panel, kPanelColumns, steps, c, ldc, accumulate);
+      return chains(rows, kPanelColumns, a, lda, panel, steps, accumulate, c, ldc);
   alignas(64) float sums[kTileRows * kPanelColumns];
   if (accumulate)
     for (int r = 0; r < rows; ++r)
       for_vectors(width, [&](long j, int n) { store(sums + r * kPanelColumns + j, load(c + r * ldc + j, n)); });
-  tile_columns(rows, round_up(width, kLanes), a, lda, panel, kPanelColumns, steps, sums, kPanelColumns, accumulate);
+  chains(rows, round_up(width, kLanes), a, lda, panel, steps, accumulate, sums, kPanelColumns);
   for (int r = 0; r < rows; ++r)
     for_vectors(width, [&](long j, int n) {
       Vec sum = load(sums + r * kPanelColumns + j);
@@ -122,7 +148,7 @@ void panel_rows(int rows, const T* a, long lda, const PanelElement<T>* panel, lo
     });
 }
 
-// Panel p, rows [first, last). Blocks of k only where C is fp32 and can hold the unfinished chain.
+// Panel p, rows [first, last). Blocks of k only where C is fp32 and can hold an unfinished sum.
 template <class T, class Out>
 void panel_task(const T* a, long lda, const Right<T>& b, long p, long first, long last, bool accumulate, const T* bias,
                 Out* c, long ldc) {

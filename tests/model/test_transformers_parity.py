@@ -13,6 +13,7 @@ import transformers
 from tests.helpers import tiny_decoder
 from zerogap.kernels import RowBatch
 from zerogap.model import load_decoder, save_decoder
+from zerogap.model.fetch import FetchError, fetch_model
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -90,3 +91,15 @@ def test_transformers_loads_what_we_save(changes: dict[str, Any], tmp_path: Path
     assert again.digest() == decoder.digest()
     assert again.eos_token_ids == (1,)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["standard", "aligned"])
+def test_smollm2_matches_transformers(kernels: str) -> None:
+    try:
+        folder = fetch_model("smollm2-135m")
+    except FetchError as error:
+        pytest.skip(f"SmolLM2 is not to be had here: {error}")
+    torch.manual_seed(0)
+    tokens = [torch.randint(0, 49152, (n,)) for n in (60, 400)]
+    assert (our_logits(folder, kernels, tokens) - their_logits(folder, tokens)).abs().max() < 1e-4

@@ -63,9 +63,7 @@ class Kernels(Protocol):
         cos/sin: fp32 [positions, head_dim / 2]. May work in place on qkv_TE; use only the returned tensor."""
         ...
 
-    def attention(
-        self, qkv_TE: torch.Tensor, rows: RowBatch, cache: Any | None, shape: AttentionShape
-    ) -> torch.Tensor:
+    def attention(self, qkv_TE: torch.Tensor, rows: RowBatch, cache: Any | None, shape: AttentionShape) -> torch.Tensor:
         """(grad when rows.packed) Causal attention -> [T, q_heads * head_dim]. With a cache (one entry of
         `new_cache`), the rows' keys and values are written to rows.slots_T first. cache None requires rows.packed."""
         ...

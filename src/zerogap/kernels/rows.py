@@ -86,9 +86,7 @@ class RowBatch:
         return sum(-(-n // self.page_size) for n in self.lengths)
 
 
-def _build(
-    spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], page_size: int, packed: bool
-) -> RowBatch:
+def _build(spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], page_size: int, packed: bool) -> RowBatch:
     positions: list[int] = []
     slots: list[int] = []
     starts = [0]

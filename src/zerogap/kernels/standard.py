@@ -143,8 +143,7 @@ class StandardKernels:
     ) -> list[LayerCache]:
         size = (pages * page_size, shape.kv_heads, shape.head_dim)
         return [
-            LayerCache(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype), page_size)
-            for _ in range(layers)
+            LayerCache(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype), page_size) for _ in range(layers)
         ]
 
     def copy_page(self, cache: list[LayerCache], source: int, target: int) -> None:

@@ -116,12 +116,16 @@ class DecoderConfig:
         return config
 
     def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, fp32 [max_position_embeddings, head_dim / 2], computed in fp64."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
-        frequencies = self.rope_theta**-exponents
+        """cos and sin, fp32 [max_position_embeddings, head_dim / 2].
+
+        Angles in fp32 in transformers' order of operations (checkpoints were trained with these); cos and sin are
+        taken in fp64 and rounded, so that they hardly depend on a vector library.
+        """
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim
+        frequencies = 1.0 / (self.rope_theta**exponents)
         if self.rope_scaling is not None:
             frequencies = _llama3_frequencies(frequencies, self.rope_scaling)
-        angles = torch.arange(self.max_position_embeddings, dtype=torch.float64)[:, None] * frequencies
+        angles = (torch.arange(self.max_position_embeddings).float()[:, None] * frequencies).double()
         return angles.cos().float().contiguous(), angles.sin().float().contiguous()
 
 

@@ -166,6 +166,7 @@ class Decoder:
             "activations_dtype": str(self.dtype),
             "logits_dtype": "torch.float32",
             "sampled_vocabulary": self.vocab,
+            "rotary_tables": snapshot_digest({"cos": self.cos_PR, "sin": self.sin_PR}),
             "temperature": "logits * fp32(1 / temperature) before log-softmax",
             "model": self.config.to_hf(),
         }
