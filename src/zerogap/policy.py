@@ -60,7 +60,8 @@ class Policy:
 
         A token depends only on (weights, prefix, seed, prompt_id, sample_index, position): not on the batch.
         prompt_id is the index of the prompt. temperature 0 takes the most likely token. `engine` sets batching
-        and paging (EngineConfig). ValueError names a prompt that can never be served. Returns trajectories ordered by prompt, then sample; versions are all 0.
+        and paging (EngineConfig). Returns trajectories ordered by prompt, then sample; versions are all 0.
+        ValueError names a prompt that can never be served.
         """
         prompts: list[Sequence[int]]
         if len(prompt_token_ids) == 0 or isinstance(prompt_token_ids[0], int):

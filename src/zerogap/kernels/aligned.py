@@ -32,8 +32,8 @@ class AlignedKernels:
         return {
             "family": self.name,
             "version": 1,
-            "linear": "fp32 fma chains of 128 steps, k ascending, added ascending; bf16: a step is a pair, odd then even, "
-            "denormals flushed",
+            "linear": "fp32 fma chains of 128 steps, k ascending, added ascending; bf16: a step is a pair, odd then "
+            "even, denormals flushed",
             "bias": "fp32, before rounding",
             "key_block": 64,
             "vocabulary_block": 512,
