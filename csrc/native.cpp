@@ -87,6 +87,7 @@ void bind(nb::class_<Variant>& type, const char* name, void (*KernelTable::*entr
 }  // namespace
 
 NB_MODULE(_native, module) {
+  nb::set_leak_warnings(false);  // an interrupted interpreter keeps references; the report would bury the real message
   module.def("built", &built, "Names of the built variants, from the most general to the fastest.");
   module.def("cpu_runs", &cpu_runs, nb::arg("variant"));
   module.def("load", &load, nb::arg("variant"));
