@@ -73,7 +73,7 @@ def warm_start(recipe: Recipe, base: Path, folder: Path, observer: Observer) -> 
     decoder = load_decoder(base, recipe.model.kernels, recipe.model.dtype, trainable=True)
     longest = decoder.config.max_position_embeddings
     observer.stage("warm start", settings.steps)
-    with _threads(recipe.learner.threads + recipe.rollout.workers * recipe.rollout.threads):
+    with _threads(recipe.learner.threads):
         train_sft(
             decoder,
             _batches(task, tokenizer, settings.examples_per_step, longest, recipe.seed),
@@ -90,7 +90,8 @@ def warm_start(recipe: Recipe, base: Path, folder: Path, observer: Observer) -> 
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """The warm start has all the threads that the run will share out; aligned kernels give the same bits with any."""
+    """Torch's default, one thread per core, is several times slower than one thread on a small model when the cores are
+    shared: threads that wait for each other spin. Aligned kernels give the same bits with any number."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
