@@ -86,13 +86,13 @@ def test_examples_do_not_depend_on_order_nor_on_the_global_generator():
 
 def test_examples_are_the_same_in_another_process():
     """The names in _HASH_ORDERED are the only ones that need PYTHONHASHSEED, and they say so."""
-    names = sorted({"chain_sum", "word_sorting", "spell_backward", "zebra_puzzles", "list_functions", *_HASH_ORDERED})
+    names = sorted({"chain_sum", "word_sorting", "spell_backward", "list_functions", *_HASH_ORDERED})
     script = (
         "import sys, warnings, hashlib; warnings.simplefilter('ignore')\n"
         "from zerogap import config; from zerogap.env.task import make_task\n"
         "for n in sys.argv[1:]:\n"
         "    t = make_task(config.Task(name=n, size=50, seed=3))\n"
-        "    print(n, hashlib.sha256(repr([t.example(i) for i in range(50)]).encode()).hexdigest())\n"
+        "    print(n, hashlib.sha256(repr([t.example(i) for i in range(12)]).encode()).hexdigest())\n"
     )
 
     def run(hash_seed: str) -> dict[str, str]:
