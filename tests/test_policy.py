@@ -41,7 +41,7 @@ def test_generate_and_score_agree_bit_for_bit(folder: Path, dtype: str) -> None:
 
 def test_tokens_depend_on_the_seed_and_not_on_the_batch(folder: Path) -> None:
     policy = Policy.load(folder, dtype="float32")
-    alone = policy.generate([5, 6, 7], n=2, seed=3)
+    alone = policy.generate(torch.tensor([5, 6, 7]), n=2, seed=3)
     among = policy.generate([[5, 6, 7], [8, 8], [9]], n=2, seed=3)[:2]
     assert [t.token_ids for t in alone] == [t.token_ids for t in among]
     assert [t.logprobs for t in alone] == [t.logprobs for t in among]

@@ -30,7 +30,6 @@ class Policy:
     def __init__(self, decoder: Decoder, folder: Path) -> None:
         self.decoder = decoder
         self.folder = folder
-        decoder.pack()
 
     @staticmethod
     def load(
@@ -48,7 +47,7 @@ class Policy:
 
     def generate(
         self,
-        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]],
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | torch.Tensor,
         n: int = 4,
         max_new_tokens: int = 64,
         temperature: float = 1.0,
@@ -63,11 +62,8 @@ class Policy:
         and paging (EngineConfig). Returns trajectories ordered by prompt, then sample; versions are all 0.
         ValueError names a prompt that can never be served.
         """
-        prompts: list[Sequence[int]]
-        if len(prompt_token_ids) == 0 or isinstance(prompt_token_ids[0], int):
-            prompts = [prompt_token_ids]  # type: ignore[list-item]
-        else:
-            prompts = list(prompt_token_ids)  # type: ignore[arg-type]
+        ids: Any = prompt_token_ids.tolist() if isinstance(prompt_token_ids, torch.Tensor) else prompt_token_ids
+        prompts: list[Sequence[int]] = list(ids) if len(ids) and isinstance(ids[0], Sequence) else [ids]
         if temperature < 0:
             raise ValueError(f"temperature {temperature} must be >= 0 (0 = greedy)")
         sampling = SamplingParams(max_new_tokens, temperature, tuple(stop), seed)

@@ -19,7 +19,6 @@ from zerogap.env.derivations import derive
 from zerogap.env.task import Example, GradeError, TaskError, Wording
 
 _OWN_KEYS = ("seed", "size")  # keys of the task section, not parameters
-# Where a dataset accepts many answers, `answer` may be empty and an accepted one lies in the metadata.
 # These iterate over sets of strings, so their examples change with Python's hash seed, which each process draws anew.
 _HASH_ORDERED = (
     "isomorphic_strings",
@@ -28,6 +27,7 @@ _HASH_ORDERED = (
     "ransom_note",
     "word_ladder",
 )
+# Where a dataset accepts many answers, `answer` may be empty and an accepted one lies in the metadata.
 _ACCEPTED_ANSWER_KEYS = ("example_answer", "possible_answer", "example_correct_answer")
 
 # Scorers that raise this when the text is not in the answer's form (a word where a number is due) instead of returning

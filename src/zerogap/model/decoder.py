@@ -41,7 +41,7 @@ class Decoder:
 
     weights: fused names -> Weight: `embed`, `norm`, `head` (absent when tied), `layers.<i>.<field of Layer>`.
     vocab: ids below this can be sampled (the tokenizer's size; a padded head has more rows).
-    eos_token_ids: ids that end a sequence.
+    eos_token_ids: ids that end a sequence. rotary: tables to share (`view`); default: computed from config.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Decoder:
         weights: dict[str, Weight],
         vocab: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
+        rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         self.config = config
         self.kernels = kernels
@@ -62,7 +63,7 @@ class Decoder:
             for i in range(config.num_layers)
         ]
         self.head = weights.get("head", weights["embed"])
-        self.cos_PR, self.sin_PR = config.rotary_tables()
+        self.cos_PR, self.sin_PR = rotary or config.rotary_tables()
         self._packed = False
 
     @property
@@ -152,7 +153,8 @@ class Decoder:
         """The same model on these tensors, without a copy (to score with the weights of an older version)."""
         self.check_snapshot(tensors)
         weights = {name: Weight(tensors[name]) for name in self.weights}
-        return Decoder(self.config, self.kernels, weights, self.vocab, self.eos_token_ids)
+        rotary = (self.cos_PR, self.sin_PR)
+        return Decoder(self.config, self.kernels, weights, self.vocab, self.eos_token_ids, rotary)
 
     def digest(self) -> str:
         """SHA-256 over name, dtype, shape and bytes of every compute copy."""
