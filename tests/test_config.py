@@ -48,9 +48,43 @@ def test_truncated_sampling_is_refused(key: str) -> None:
     assert "refused in training" in text
 
 
-@pytest.mark.parametrize("temperature", [0, -1.0, float("nan")])
-def test_temperature_must_be_positive(temperature: float) -> None:
-    assert "temperature" in problem(rollout={"temperature": temperature})
+def test_refused_sampling_keys_and_a_bad_temperature_are_listed_together() -> None:
+    text = problem(rollout={"top_p": 0.9, "top_k": 3, "temperature": 0})
+    assert "3 problem(s)" in text
+    assert all(f"rollout.{key}: " in text for key in ("top_p", "top_k", "temperature"))
+
+
+@pytest.mark.parametrize(
+    ("temperature", "words"),
+    [
+        (0, "must be > 0 in training (greedy is for eval)"),
+        (-1.0, "must be > 0 in training"),
+        (float("nan"), "rollout.temperature: Input should be a finite number"),
+        (float("inf"), "rollout.temperature: Input should be a finite number"),
+        (1e-6, "temperature 1e-06 must be at least 0.001: below, sampling is greedy in effect"),
+    ],
+)
+def test_temperature_must_be_positive(temperature: float, words: str) -> None:
+    assert words in problem(rollout={"temperature": temperature})
+    assert parse_recipe(MINIMAL | {"rollout": {"temperature": 1e-3}}).rollout.temperature == 1e-3
+
+
+def test_numbers_are_finite() -> None:
+    assert "learner.learning_rate: Input should be a finite number (got inf)" in problem(
+        learner={"learning_rate": float("inf")}
+    )
+    assert "finite" in problem(runtime={"timeout_s": "1e999"})
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    assert "rollout.stop: an empty stop string" in problem(rollout={"stop": ["END", ""]})
+
+
+def test_a_cache_without_room_for_an_answer_is_refused() -> None:
+    """65 tokens need 96 of KV cache in pages of 32; the message names both keys."""
+    text = problem(rollout={"kv_tokens": 64, "max_new_tokens": 64})
+    assert "rollout.kv_tokens 64" in text and "rollout.max_new_tokens 64" in text and "at least 96" in text
+    assert parse_recipe(MINIMAL | {"rollout": {"kv_tokens": 64, "max_new_tokens": 63}}).rollout.kv_tokens == 64
 
 
 def test_wrong_types_and_sources() -> None:
@@ -59,6 +93,59 @@ def test_wrong_types_and_sources() -> None:
     assert "exactly one of name" in problem(task={"name": "chain_sum", "jsonl": "file"})
     assert "multiple of num_kv_heads" in problem(model={"create": {"num_heads": 4, "num_kv_heads": 3}})
     assert "name: required" in str(_parse_error({"model": {"create": {}}, "task": {"name": "chain_sum"}}))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("learner", "learning_rate", True),
+        ("learner", "learning_rate", "0.1"),
+        ("train", "lag", True),
+        ("train", "updates", "300"),
+        ("train", "updates", 3.0),
+        ("logging", "tensorboard", "yes"),
+        ("logging", "tensorboard", 1),
+        ("rollout", "stop", "END"),
+        ("rollout", "stop", [1]),
+        ("rollout", "page_size", "32"),
+        ("runtime", "driver", 1),
+        ("task", "params", [1]),
+        ("task", "instruction", 3),
+    ],
+)
+def test_values_of_another_type_are_refused(section: str, key: str, value: object) -> None:
+    """YAML's yes is no lag of 1, and a quoted number is a text."""
+    base = {"name": "chain_sum"} if section == "task" else {}
+    assert f"{section}.{key}" in problem(**{section: {**base, key: value}})
+
+
+def test_integers_stand_for_numbers_and_dumps_parse_again() -> None:
+    recipe = parse_recipe(
+        MINIMAL
+        | {
+            "rollout": {"temperature": 1, "stop": ["1e3"], "page_size": 8},
+            "task": {"name": "chain_sum", "params": {"operators": ["+"], "text": "1e3", "many": 2}},
+            "warm_start": {"learning_rate": 1},
+        }
+    )
+    assert recipe.rollout.temperature == 1.0 and type(recipe.rollout.temperature) is float
+    assert parse_recipe(recipe.model_dump()) == recipe == parse_recipe(recipe.model_dump(mode="json"))
+
+
+def test_exponent_form_is_a_number_only_where_a_number_belongs(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "name: 1e3\nmodel: {create: {}}\n"
+        "task: {name: chain_sum, instruction: 2e5, params: {word: 1e3}}\n"
+        "rollout: {stop: [1e3]}\nlearner: {learning_rate: 3e-4, epsilon: 1E-9}\nwarm_start: {learning_rate: 2e-3}\n"
+    )
+    recipe = load_recipe(path, ["audit.share=1e-1"])
+    assert (recipe.name, recipe.task.instruction, recipe.rollout.stop) == ("1e3", "2e5", ["1e3"])
+    assert recipe.task.params == {"word": "1e3"}
+    assert (recipe.learner.learning_rate, recipe.learner.epsilon, recipe.audit.share) == (3e-4, 1e-9, 0.1)
+    assert recipe.warm_start is not None and recipe.warm_start.learning_rate == 2e-3
+    path.write_text(dump_recipe(recipe))
+    assert load_recipe(path) == recipe
 
 
 def _parse_error(values: dict[str, Any]) -> RecipeError:
@@ -76,6 +163,9 @@ def test_overrides(tmp_path: Path) -> None:
     assert recipe.train.lag == 64
     with pytest.raises(RecipeError, match=r"section\.key=value"):
         load_recipe(path, ["nonsense"])
+    with pytest.raises(RecipeError, match=r"override 'train.lag=\[': the value is not valid YAML"):
+        load_recipe(path, ["train.lag=["])
+    assert load_recipe(path, ["rollout.kv_tokens="]).rollout.kv_tokens is None
     with pytest.raises(RecipeError, match="is a value, not a section"):
         load_recipe(path, ["name.deeper=1"])
     with pytest.raises(RecipeError, match="did you mean 'lag'"):
@@ -88,6 +178,9 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("a: [1")
     with pytest.raises(RecipeError, match="not valid YAML"):
+        load_recipe(path)
+    path.write_bytes(b"name: caf\xe9")
+    with pytest.raises(RecipeError, match="not UTF-8"):
         load_recipe(path)
     path.write_text("- 1")
     with pytest.raises(RecipeError, match="must be a mapping"):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 REFUSED_SAMPLING_KEYS = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+LOWEST_TEMPERATURE = 1e-3
 
 
 class RecipeError(ValueError):
@@ -17,7 +19,16 @@ class RecipeError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _exponent_form(cls, values: Any) -> Any:
+        """YAML 1.1 reads 3e-4 as text; where a number belongs, it means one."""
+        if not isinstance(values, dict):
+            return values
+        numbers = {name for name, field in cls.model_fields.items() if field.annotation is float}
+        return {key: _as_number(value) if key in numbers else value for key, value in values.items()}
 
 
 class CreateModel(Section):
@@ -78,7 +89,8 @@ class Task(Section):
     name: str | None = None
     """A reasoning-gym dataset with its own scorer (chain_sum, gcd, ...)."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), not `size` or `seed`."""
+    """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), not `size` or `seed`.
+    Write 1.0e-3 here: YAML reads 1e-3 as text."""
     jsonl: str | None = None
     """A file with one {"question", "answer"} per line, graded by math-verify."""
     size: int = Field(10_000, ge=1)
@@ -124,7 +136,7 @@ class Rollout(Section):
     max_new_tokens: int = Field(64, ge=1)
     """Longest answer; a longer one is cut, graded as it stands, and counted as truncated."""
     temperature: float = Field(1.0)
-    """> 0. Engine and learner both use softmax(logits / temperature)."""
+    """At least 0.001. Engine and learner both use softmax(logits / temperature)."""
     stop: list[str] = Field(default_factory=list)
     """Strings that end an answer; the text up to and including them is kept and trained."""
     max_running: int = Field(64, ge=1)
@@ -134,26 +146,39 @@ class Rollout(Section):
     page_size: Literal[8, 16, 32, 64] = 32
     """Positions per page of the KV cache. Bits do not depend on it."""
     kv_tokens: int | None = Field(None, ge=64)
-    """Size of the KV cache in tokens; default: room for max_running sequences of full length."""
+    """Size of the KV cache in tokens, more than max_new_tokens; default: room for max_running sequences of full
+    length."""
     on_update: Literal["recompute", "finish"] = "recompute"
     """recompute: running requests drop their KV and go on with the new weights. finish: they end on the old."""
 
-    @model_validator(mode="before")
+    @field_validator("temperature")
     @classmethod
-    def _unchanged_distribution(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            bad = [k for k in REFUSED_SAMPLING_KEYS if k in values]
-            if bad:
-                raise ValueError(
-                    f"{', '.join(bad)} refused in training: it changes the distribution that tokens are drawn from, so "
-                    "the ratio would carry the kept probability mass; remove the key (temperature is supported)"
-                )
+    def _temperature(cls, value: float) -> float:
+        if value <= 0:
+            raise ValueError(f"temperature {value} must be > 0 in training (greedy is for eval)")
+        if value < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature {value} must be at least {LOWEST_TEMPERATURE:g}: below, sampling is greedy in effect, "
+                "and gradients and rounding errors are multiplied by 1 / temperature (greedy is for eval)"
+            )
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _stop(cls, values: list[str]) -> list[str]:
+        if "" in values:
+            raise ValueError("an empty stop string would end every answer at once; remove it")
         return values
 
     @model_validator(mode="after")
-    def _temperature(self) -> Rollout:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature {self.temperature} must be > 0 in training (greedy is for eval)")
+    def _room_for_an_answer(self) -> Rollout:
+        needed = -(-(self.max_new_tokens + 1) // self.page_size) * self.page_size
+        if self.kv_tokens is not None and self.kv_tokens < needed:
+            raise ValueError(
+                f"rollout.kv_tokens {self.kv_tokens} has no room for one answer of rollout.max_new_tokens "
+                f"{self.max_new_tokens}; raise kv_tokens to at least {needed} (whole pages of {self.page_size}) plus "
+                "the prompt, or lower max_new_tokens"
+            )
         return self
 
 
@@ -255,6 +280,8 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
         raise RecipeError(f"recipe {path} does not exist; see the recipes/ folder for examples")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"recipe {path} is not UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"recipe {path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
@@ -267,7 +294,7 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
 def parse_recipe(values: dict[str, Any], source: str = "recipe") -> Recipe:
     """Check a mapping against the typed recipe; RecipeError lists all violations."""
     try:
-        return Recipe.model_validate(_fix_floats(values))
+        return Recipe.model_validate(values)
     except ValidationError as error:
         lines = [_explain(e) for e in error.errors()]
         raise RecipeError(f"{source}: {len(lines)} problem(s)\n" + "\n".join(f"  - {line}" for line in lines)) from None
@@ -291,26 +318,27 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             raise RecipeError(f"override {override!r}: {parent} is a value, not a section")
         node = child
-    node[leaf] = yaml.safe_load(text) if text else None
+    try:
+        node[leaf] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"override {override!r}: the value is not valid YAML: {error}") from error
 
 
-def _fix_floats(value: Any) -> Any:
-    """YAML 1.1 reads 3e-4 as a string; a number in exponent form means a float here."""
-    if isinstance(value, dict):
-        return {k: _fix_floats(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_fix_floats(v) for v in value]
-    if isinstance(value, str) and value[:1] in "+-.0123456789" and "e" in value.lower():
-        try:
-            return float(value)
-        except ValueError:
-            return value
+def _as_number(value: Any) -> Any:
+    """The number that a text in exponent form spells (3e-4); anything else as it is."""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
+        return float(value)
     return value
 
 
 def _explain(error: Any) -> str:
     location = [str(part) for part in error["loc"]]
     key = ".".join(location) or "recipe"
+    if location[:-1] == ["rollout"] and location[-1] in REFUSED_SAMPLING_KEYS:
+        return (
+            f"{key}: refused in training: it changes the distribution that tokens are drawn from, so the ratio would "
+            "carry the kept probability mass; remove the key (temperature is supported)"
+        )
     if error["type"] == "extra_forbidden":
         known = _known_keys(location[:-1])
         near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
@@ -319,8 +347,8 @@ def _explain(error: Any) -> str:
     if error["type"] == "missing":
         return f"{key}: required, but missing"
     message = error["msg"].removeprefix("Value error, ")
-    shown = error.get("input")
-    return f"{key}: {message}" + ("" if isinstance(shown, dict) else f" (got {shown!r})")
+    own = error["type"] == "value_error"  # written above, with the value in it
+    return f"{key}: {message}" + ("" if own else f" (got {error.get('input')!r})")
 
 
 def _known_keys(section: list[str]) -> list[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from zerogap.cli.main import COMMANDS, main
 
@@ -46,11 +50,13 @@ def failure(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("train.updates=many", "train.updates: "),
         ("rollout.temperature=0", "temperature 0.0 must be > 0 in training"),
         ("rollout.temperature=-1", "temperature -1.0 must be > 0 in training"),
-        ("rollout.top_p=0.9", "rollout: top_p refused in training"),
-        ("rollout.repetition_penalty=1.1", "rollout: repetition_penalty refused in training"),
+        ("rollout.top_p=0.9", "rollout.top_p: refused in training"),
+        ("rollout.repetition_penalty=1.1", "rollout.repetition_penalty: refused in training"),
         ("model.path=somewhere", "give exactly one of path, create, fetch (given: path, create)"),
         ("task.name=chain_sums", "nearest: chain_sum"),
         ("task.params.digits=3", "chain_sum has no such parameter"),
+        ("train.lag=[", "override 'train.lag=[': the value is not valid YAML"),
+        ("train.lag=yes", "train.lag: Input should be a valid integer (got True)"),
         ("train.lag", "must have the form section.key=value"),
     ],
 )
@@ -103,6 +109,46 @@ def test_pickle_weights_are_not_read(recipe: str, capsys: pytest.CaptureFixture[
     assert "has no *.safetensors" in message
 
 
+def small_model(recipe: str, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert main(["model", "create", "model", "--recipe", recipe]) == 0
+    capsys.readouterr()
+    return Path("model")
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json is not a readable tokenizer"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 9), "not a readable safetensors file"),
+        (lambda folder: drop_tensor(folder, "model.norm.weight"), "tensor 'model.norm.weight' is missing"),
+    ],
+    ids=["no tokenizer", "broken tokenizer", "broken weights", "missing tensor"],
+)
+def test_broken_model_folder(
+    recipe: str, damage: Callable[[Path], object], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused by headers, before a run folder is made; so it is for eval and for `model info`'s verdict."""
+    damage(small_model(recipe, capsys))
+    assert expected in failure(["train", recipe, "model.create=null", "model.path=model"], capsys)
+    assert expected in failure(["eval", "--model", "model", "--task", "chain_sum"], capsys)
+    assert not Path("runs").exists()
+
+
+def drop_tensor(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_warm_start_of_a_task_without_solutions(recipe: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["task.name=rush_hour", "task.params={}", "warm_start.steps=3"]
+    message = failure([command, recipe, *overrides, *(["--dry-run"] if command == "train" else [])], capsys)
+    assert "this task has no worked solutions, so leave out warm_start" in message
+    assert not Path("runs").exists()
+
+
 def test_used_output_directory(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     used = Path("runs/small")
     used.mkdir(parents=True)
@@ -128,6 +174,8 @@ def test_sft_without_warm_start(recipe: str, capsys: pytest.CaptureFixture[str])
         (["--model", "m", "--task", "chain_sum", "--samples", "0"], "--samples 0 must be at least 1"),
         (["--model", "m", "--task", "chain_sum", "--temperature", "-1"], "--temperature -1.0 must be at least 0"),
         (["--model", "m", "--task", "chain_sum", "--temperature", "nan"], "--temperature nan must be at least 0"),
+        (["--model", "m", "--task", "chain_sum", "--temperature", "inf"], "--temperature inf must be a finite number"),
+        (["--model", "m", "--task", "chain_sum", "--stop", ""], "--stop '' would end every answer at once"),
         (["--model", "m", "--task", "chain_sum", "--temperature", "0", "--samples", "2"], "would repeat one answer"),
         (["--model", "m", "--data", "nowhere.jsonl"], "--data nowhere.jsonl: no such file"),
         (["--model", "m", "--task", "chain_sum", "--params", "terms"], "'terms' must have the form key=value"),
@@ -174,6 +222,18 @@ def test_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("zerogap.cli.doctor.run", interrupt)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_help_names_only_folders_that_runs_make(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sub-folders of runs/<name> in any help text are those of docs/architecture.md that hold a model."""
+    texts = []
+    for command in ("", *COMMANDS):
+        with suppress(SystemExit):
+            main([*command.split(), "--help"])
+        texts.append(capsys.readouterr().out)
+    named = re.findall(r"runs/[\w.-]+/([\w.-]+)", "".join(texts))
+    assert set(named) == {"final_model", "start_model"}
+    assert "leave a model in runs/tiny-sft/start_model" in "".join(texts)
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
+from zerogap.cli.arguments import parse_pairs
 from zerogap.cli.main import main
 from zerogap.cli.model_info import describe
+from zerogap.runtime.rollout_worker import RolloutWorker
+from zerogap.trajectory import SamplingParams
 
 CREATE = ["hidden_size=32", "intermediate_size=64", "num_layers=1", "max_position_embeddings=128"]
 PARAMS = ["--params", "min_terms=2", "max_terms=2", "min_digits=1", "max_digits=1"]
@@ -47,7 +51,7 @@ def test_info_says_why_not(model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     save_file(load_file(model / "model.safetensors"), tmp_path / "model.safetensors")
     assert describe(tmp_path)["why_not"].startswith("architecture MambaForCausalLM is not supported")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert describe(tmp_path)["why_not"] == "no tokenizer.json (a fast tokenizer is needed)"
+    assert describe(tmp_path)["why_not"] == "has no tokenizer.json (a fast tokenizer is needed)"
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 7)
     assert main(["model", "info", str(tmp_path)]) == 2
     assert "not a readable safetensors file" in capsys.readouterr().err
@@ -74,6 +78,57 @@ def test_eval(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "all of weight version 0" in capsys.readouterr().out
 
 
+def test_eval_samples_as_the_recipe_does_unless_told_otherwise(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rollout.max_new_tokens, stop and temperature of the recipe are defaults; each option wins over its key."""
+    recipe = tmp_path / "recipe.yaml"
+    values = {
+        "name": "r",
+        "model": {"create": {}},
+        "task": {"name": "chain_sum"},
+        "rollout": {"max_new_tokens": 3, "stop": ["7", "8"], "temperature": 0.5},
+    }
+    recipe.write_text(yaml.safe_dump(values))
+    seen: list[SamplingParams] = []
+    submit = RolloutWorker.submit
+
+    def watched(self: RolloutWorker, items: list[Any]) -> None:
+        seen.append(items[0][0].sampling)
+        submit(self, items)
+
+    monkeypatch.setattr(RolloutWorker, "submit", watched)
+    command = ["eval", "--model", str(model), "--recipe", str(recipe), "--limit", "1"]
+    options = ["--max-new-tokens", "2", "--temperature", "0", "--stop", "9", "--stop", "+"]
+    assert main(command) == 0
+    assert main([*command, *options]) == 0
+    assert main(["eval", "--model", str(model), "--task", "chain_sum", *PARAMS, "--limit", "1"]) == 0
+    assert seen == [
+        SamplingParams(3, 0.5, ("7", "8")),
+        SamplingParams(2, 0.0, ("9", "+")),
+        SamplingParams(64, 1.0, ()),
+    ]
+
+
+def test_failed_sft_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Worked solutions longer than the context are found only in the warm start; the next try is not blocked."""
+    monkeypatch.chdir(tmp_path)
+    recipe = {
+        "name": "small",
+        "model": {"create": parse_pairs(CREATE)},
+        "task": {"name": "chain_sum", "size": 20},
+        "warm_start": {"steps": 1, "examples_per_step": 2},
+    }
+    Path("small.yaml").write_text(yaml.safe_dump(recipe))
+    for _ in range(2):
+        assert main(["sft", "small.yaml", "model.create.max_position_embeddings=8"]) == 1
+        assert "longer than the model's context of 8 tokens" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    assert main(["sft", "small.yaml"]) == 0
+
+
 def test_eval_skips_and_counts_long_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data.jsonl"
     lines = [{"question": "1 + 1 = ", "answer": "2"}, {"question": "1 + " * 200, "answer": "200"}]
@@ -93,7 +148,7 @@ def test_sft_then_eval_with_the_recipe(
     monkeypatch.chdir(tmp_path)
     recipe = {
         "name": "small",
-        "model": {"create": dict(pair.split("=") for pair in CREATE)},
+        "model": {"create": parse_pairs(CREATE)},
         "task": {"name": "chain_sum", "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}},
         "warm_start": {"steps": 3, "examples_per_step": 4},
     }

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_decoder
 from zerogap.model import CheckpointError, UnsupportedModel, WeightMismatch, load_decoder, save_decoder
+from zerogap.model.checkpoint import check_folder
 
 
 @pytest.fixture
@@ -29,6 +30,10 @@ def edit_config(folder: Path, **changes: Any) -> None:
     [
         ({"architectures": ["MixtralForCausalLM"]}, ["MixtralForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "default", "llama3"]),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "rope_theta": 5e5}},
+            ["llama3", "high_freq_factor, original_max_position_embeddings"],
+        ),
         ({"hidden_act": "gelu"}, ["gelu", "silu"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["gptq", "unquantised"]),
     ],
@@ -58,6 +63,37 @@ def test_missing_and_unknown_tensors_are_named(folder: Path) -> None:
     tensors["model.layers.0.self_attn.q_proj.lora_A.weight"] = torch.zeros(2, 2)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="lora_A"):
+        load_decoder(folder, "standard", "float32")
+
+
+def test_shards_are_checked_by_their_headers(folder: Path) -> None:
+    """An index may name a shard that is absent or cut short, and promise a tensor that its shard lacks."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config, files = check_folder(folder)
+    assert files == index["weight_map"]
+    assert load_decoder(folder, "standard", "float32").config == config
+
+    save_file({name: tensors[name] for name in names[5:-1]}, folder / "b.safetensors")
+    with pytest.raises(CheckpointError, match=names[-1]):
+        check_folder(folder)
+    (folder / "b.safetensors").write_bytes(b"\0" * 7)
+    with pytest.raises(CheckpointError, match=r"b\.safetensors is not a readable safetensors file"):
+        check_folder(folder)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"shard b\.safetensors"):
+        check_folder(folder)
+
+
+def test_a_broken_tokenizer_names_its_file(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version"')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a readable tokenizer"):
         load_decoder(folder, "standard", "float32")
 
 

@@ -1,4 +1,4 @@
-"""The starting model: created or given, warm-started by supervision, kept as long as its recipe is the same."""
+"""The starting model: created or given, warm-started by supervision."""
 
 import json
 
@@ -62,25 +62,13 @@ def test_create_and_warm_start_teach_the_solutions(tmp_path):
     assert mean_logprob(start, task) > mean_logprob(tmp_path / "base_model", task) + 1.0
 
 
-def test_the_start_model_is_used_again_until_its_recipe_changes(tmp_path):
-    first = prepare_model(recipe(), tmp_path, Observer())
-    weights = load_file(first / "model.safetensors")
-    again = Recorder()
-    prepare_model(recipe(train={"updates": 7}), tmp_path, again)
-    assert again.calls == []
-    changed = Recorder()
-    prepare_model(recipe(seed=5), tmp_path, changed)
-    assert ("warm start", 3) in changed.calls
-    assert not torch.equal(load_file(first / "model.safetensors")["model.norm.weight"], weights["model.norm.weight"])
-
-
 def test_the_same_recipe_gives_the_same_bits_elsewhere(tmp_path):
     one, other = (prepare_model(recipe(), tmp_path / name, Observer()) for name in "ab")
     first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
     assert all(torch.equal(first[name].view(torch.int32), second[name].view(torch.int32)) for name in first)
 
 
-def test_a_warm_start_that_ends_early_is_made_again(tmp_path, monkeypatch):
+def test_a_warm_start_that_ends_early_leaves_no_start_model(tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -89,9 +77,6 @@ def test_a_warm_start_that_ends_early_is_made_again(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             prepare_model(recipe(), tmp_path, Observer())
     assert [p.name for p in tmp_path.iterdir()] == ["base_model"]
-    observer = Recorder()
-    prepare_model(recipe(), tmp_path, observer)
-    assert observer.calls[0] == ("warm start", 3)
 
 
 def test_without_a_warm_start_the_given_folder_is_the_start(tmp_path):

@@ -46,14 +46,14 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--params", nargs="+", default=[], metavar="KEY=VALUE", help="parameters of the dataset (with --task)"
     )
-    parser.add_argument("--task-seed", type=int, metavar="N", help="seed of the generated examples")
+    parser.add_argument("--task-seed", type=int, metavar="N", help="seed of the examples that reasoning-gym generates")
 
 
 def task_from_arguments(args: argparse.Namespace, seed_offset: int = 0) -> Task:
     """The config.Task that the shared arguments describe.
 
-    seed_offset: added to the recipe's (or default) task seed unless --task-seed is given, so that an evaluation
-    meets examples that training has not drawn.
+    seed_offset: added to the recipe's (or default) task seed unless --task-seed is given, so that an evaluation of a
+    reasoning-gym task meets examples drawn from another seed than training's. The lines of a file stay what they are.
     """
     from zerogap.config import Task, load_recipe
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 64
 
-EXAMPLES = """  zerogap eval --model runs/tiny/final --recipe recipes/tiny.yaml
-      the recipe's task, with examples that training has not drawn
+EXAMPLES = """  zerogap eval --model runs/tiny/final_model --recipe recipes/tiny.yaml
+      the recipe's task and its rollout.max_new_tokens, stop and temperature; a reasoning-gym task generates other
+      examples than in training (task.seed + 1), a JSONL file is scored on its own lines
   zerogap eval --model FOLDER --task chain_sum --params min_terms=2 max_terms=2 --samples 4
   zerogap eval --model FOLDER --data gsm8k_test.jsonl --limit 100 --temperature 0 --max-new-tokens 256
   zerogap eval --model FOLDER --task chain_sum --json"""
@@ -36,8 +38,18 @@ def build_parser() -> argparse.ArgumentParser:
     add_task_arguments(parser)
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers per prompt (default 1)")
     parser.add_argument("--limit", type=int, default=200, metavar="N", help="first N examples (default 200)")
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="longest answer (default 64)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the most likely token (default 1)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="longest answer (default: the recipe's, else 64)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, help="0 takes the most likely token (default: the recipe's, else 1)"
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="a string that ends an answer; may be given again (default: the recipe's, else none)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampler (default 0)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--kernels", choices=("aligned", "standard"), default="aligned")
@@ -64,6 +76,7 @@ class Evaluation:
 
 
 def run(args: argparse.Namespace) -> int:
+    _take_defaults(args)
     _check_numbers(args)
     settings = task_from_arguments(args, seed_offset=1)
     from zerogap.cli.preflight import check_model, check_task
@@ -112,7 +125,7 @@ def evaluate(args: argparse.Namespace, task: Task) -> Evaluation:
     worker = RolloutWorker(
         EmbeddedEngine(decoder, tokenizer, config), task, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
     )
-    sampling = SamplingParams(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed)
+    sampling = SamplingParams(args.max_new_tokens, args.temperature, tuple(args.stop), args.seed)
     worker.submit([(GroupRequest(e.prompt_id, e.prompt_id, ids, args.samples, sampling), e) for e, ids in fitting])
     trajectories: list[Trajectory] = []
     with _progress_bar(len(fitting)) as advance:
@@ -167,10 +180,24 @@ def _progress_bar(total: int) -> Iterator[Any]:
         yield lambda count: progress.advance(bar, count)
 
 
+def _take_defaults(args: argparse.Namespace) -> None:
+    """Sampling as in training, where the command line does not say otherwise."""
+    from zerogap.config import Rollout, load_recipe
+
+    rollout = Rollout.model_validate({}) if args.recipe is None else load_recipe(args.recipe).rollout
+    for key in ("max_new_tokens", "temperature", "stop"):
+        if getattr(args, key) is None:
+            setattr(args, key, getattr(rollout, key))
+
+
 def _check_numbers(args: argparse.Namespace) -> None:
     for option, least in (("samples", 1), ("limit", 1), ("max_new_tokens", 1), ("temperature", 0), ("threads", 1)):
         value = getattr(args, option)
         if value is not None and not value >= least:
             raise BadInput(f"--{option.replace('_', '-')} {value} must be at least {least}")
+    if not math.isfinite(args.temperature):
+        raise BadInput(f"--temperature {args.temperature} must be a finite number")
+    if "" in args.stop:
+        raise BadInput("--stop '' would end every answer at once; leave it out")
     if args.temperature == 0 and args.samples > 1:
         raise BadInput(f"--samples {args.samples} with --temperature 0 would repeat one answer; use --samples 1")

@@ -27,13 +27,13 @@ COMMANDS = {
 }
 
 # By name, since most of these classes live in modules that --help must not load.
-BAD_INPUT = ("BadInput", "RecipeError", "TaskError", "CheckpointError", "UnsupportedModel")
+BAD_INPUT = ("BadInput", "RecipeError", "TaskError", "CheckpointError", "UnsupportedModel", "RunFolderError")
 
 EXAMPLES = """examples:
   zerogap doctor
   zerogap train recipes/tiny.yaml
   zerogap train recipes/tiny.yaml --dry-run train.lag=8 learner.learning_rate=3e-4
-  zerogap eval --model runs/tiny/final --recipe recipes/tiny.yaml
+  zerogap eval --model runs/tiny/final_model --recipe recipes/tiny.yaml
 
 `zerogap COMMAND --help` explains a command. Set ZEROGAP_TRACEBACK=1 to see where an error came from."""
 

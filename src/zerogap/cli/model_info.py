@@ -12,7 +12,7 @@ from typing import Any
 from zerogap.cli.arguments import command_parser
 from zerogap.cli.errors import BadInput
 
-EXAMPLES = """  zerogap model info runs/tiny/final
+EXAMPLES = """  zerogap model info runs/tiny/final_model
   zerogap model info FOLDER --json"""
 
 
@@ -47,9 +47,7 @@ def describe(folder: Path) -> dict[str, Any]:
     try:
         check_model(folder, key="model info")
     except BadInput as error:
-        why_not = str(error).removeprefix(f"model info: {folder}: ")
-    if why_not is None and tokenizer_ids is None:
-        why_not = "no tokenizer.json (a fast tokenizer is needed)"
+        why_not = str(error).removeprefix("model info: ").removeprefix(f"{folder}: ").removeprefix(f"{folder} ")
     return {
         "folder": str(folder),
         "architecture": (config.get("architectures") or ["unknown"])[0],
@@ -77,12 +75,10 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
 
 def count_tokenizer_ids(folder: Path) -> int | None:
     """Ids that the tokenizer owns, or None without tokenizer.json."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    from tokenizers import Tokenizer
+    from zerogap.model.checkpoint import read_tokenizer
 
-    return int(Tokenizer.from_file(str(path)).get_vocab_size(with_added_tokens=True))
+    tokenizer = read_tokenizer(folder)
+    return None if tokenizer is None else int(tokenizer.get_vocab_size(with_added_tokens=True))
 
 
 def has_chat_template(folder: Path) -> bool:

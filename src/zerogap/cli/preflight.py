@@ -1,4 +1,4 @@
-"""Everything about a run that can be refused before anything heavy loads: model folder, task, output folder."""
+"""Everything about a run that can be refused before anything heavy loads: model folder, task."""
 
 from __future__ import annotations
 
@@ -13,24 +13,10 @@ LARGEST_LISTED_FOLDER = 5
 
 
 def check_recipe_inputs(recipe: Recipe) -> None:
-    """BadInput when the recipe's model folder or task cannot exist."""
+    """BadInput when the recipe's model folder, its task, or the task's worked solutions cannot exist."""
     if recipe.model.path is not None:
         check_model(Path(recipe.model.path), key="model.path")
-    check_task(recipe.task)
-
-
-def check_run_dir(run_dir: Path, resume: bool) -> None:
-    """BadInput when a new run would land in a used folder, or a resumed one has nothing to go on from."""
-    if run_dir.exists() and not run_dir.is_dir():
-        raise BadInput(f"output directory {run_dir} is a file; give another --output-dir")
-    used = run_dir.is_dir() and any(run_dir.iterdir())
-    if used and not resume:
-        raise BadInput(
-            f"output directory {run_dir} already holds a run; add --resume to go on with it, "
-            "or give another --output-dir"
-        )
-    if resume and not used:
-        raise BadInput(f"--resume: {run_dir} holds no run; leave --resume out, or give the run's --output-dir")
+    check_task(recipe.task, solutions=recipe.warm_start is not None)
 
 
 def read_model_config(folder: Path, key: str) -> dict[str, Any]:
@@ -56,25 +42,30 @@ def read_model_config(folder: Path, key: str) -> dict[str, Any]:
 
 
 def check_model(folder: Path, key: str) -> None:
-    """BadInput unless the folder holds a model that the decoder computes."""
-    config = read_model_config(folder, key)
-    from zerogap.model.config import DecoderConfig, UnsupportedModel
+    """BadInput unless the folder holds a model that the decoder computes, by its headers, and a tokenizer."""
+    read_model_config(folder, key)
+    from zerogap.model.checkpoint import CheckpointError, check_folder, check_tokenizer
+    from zerogap.model.config import UnsupportedModel
 
     try:
-        DecoderConfig.from_hf(config)
+        check_folder(folder)
+        check_tokenizer(folder)
     except UnsupportedModel as error:
         raise BadInput(f"{key}: {folder}: {error}") from error
-    except KeyError as error:
-        raise BadInput(f"{key}: {folder / 'config.json'} lacks the key {error}") from error
+    except CheckpointError as error:
+        raise BadInput(f"{key}: {error}") from error
 
 
-def check_task(task: Task) -> None:
-    """BadInput for a file that is missing, or a dataset that reasoning-gym does not have (or not so)."""
-    if task.jsonl is not None and not Path(task.jsonl).is_file():
-        raise BadInput(f"task.jsonl: no such file {task.jsonl}")
+def check_task(settings: Task, solutions: bool = False) -> None:
+    """BadInput for a file that is missing, a dataset that reasoning-gym does not have (or not so), or, with
+    `solutions`, a task whose first example has no worked solution."""
+    if settings.jsonl is not None and not Path(settings.jsonl).is_file():
+        raise BadInput(f"task.jsonl: no such file {settings.jsonl}")
     from zerogap.env.task import TaskError, make_task
 
     try:
-        make_task(task)
+        task = make_task(settings)
+        if solutions:
+            task.solution(task.example(0))
     except TaskError as error:
         raise BadInput(str(error)) from error

@@ -9,9 +9,9 @@ from pathlib import Path
 from zerogap.cli.arguments import command_parser
 
 EXAMPLES = """  zerogap sft recipes/tiny.yaml
-      make (or load) the recipe's model, run its warm_start section, leave a model in runs/tiny-sft
+      make (or load) the recipe's model, run its warm_start section, leave a model in runs/tiny-sft/start_model
   zerogap sft recipes/tiny.yaml --output-dir runs/warm warm_start.steps=500
-  zerogap train recipes/tiny.yaml model.create=null warm_start=null model.path=FOLDER
+  zerogap train recipes/tiny.yaml model.create=null warm_start=null model.path=runs/tiny-sft/start_model
       then train from the folder that sft printed"""
 
 
@@ -26,8 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from zerogap.cli.errors import BadInput
-    from zerogap.cli.preflight import check_recipe_inputs, check_run_dir
+    from zerogap.cli.preflight import check_recipe_inputs
     from zerogap.config import load_recipe
+    from zerogap.runtime.folder import check_run_dir, new_run_folder
 
     recipe = load_recipe(args.recipe, args.overrides)
     if recipe.warm_start is None:
@@ -39,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from zerogap.cli.display import Display
     from zerogap.runtime.prepare import prepare_model
 
-    output.mkdir(parents=True, exist_ok=True)
-    with Display(None, aligned=recipe.model.kernels == "aligned", stderr=args.json) as display:
+    aligned = recipe.model.kernels == "aligned"
+    with new_run_folder(output), Display(None, aligned=aligned, stderr=args.json) as display:
         folder = prepare_model(recipe, output, display)
     print(json.dumps({"model": str(folder)}) if args.json else str(folder))
     return 0

@@ -34,8 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from zerogap.cli.errors import BadInput
-    from zerogap.cli.preflight import check_recipe_inputs, check_run_dir
+    from zerogap.cli.preflight import check_recipe_inputs
     from zerogap.config import dump_recipe, load_recipe
+    from zerogap.runtime.folder import check_run_dir
 
     if args.max_steps is not None and args.max_steps < 1:
         raise BadInput(f"--max-steps {args.max_steps} must be at least 1")

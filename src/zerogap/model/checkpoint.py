@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
@@ -77,35 +77,64 @@ def load_decoder(folder: str | Path, kernels: str, dtype: str, trainable: bool =
     Raises CheckpointError (missing file or tensor) or UnsupportedModel (architecture, rope type).
     """
     folder = Path(folder)
-    config_json = read_json(folder, "config.json")
-    config = DecoderConfig.from_hf(config_json)
-    files = _tensor_files(folder)
+    config, files = check_folder(folder)
     target = getattr(torch, dtype)
-    with _open_all(folder, files) as handles:
+    handles = {name: safe_open(folder / name, "pt") for name in sorted(set(files.values()))}
 
-        def tensor(name: str) -> torch.Tensor:
-            if name not in files:
-                raise CheckpointError(f"{folder}: tensor {name!r} is missing from the safetensors files")
-            value: torch.Tensor = handles[files[name]].get_tensor(name)
-            return value.to(target)
+    def tensor(name: str) -> torch.Tensor:
+        value: torch.Tensor = handles[files[name]].get_tensor(name)
+        return value.to(target)
 
-        names = hf_names(config)
-        ignored = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        expected = {theirs for group in names.values() for theirs in group} | ignored
-        unknown = [n for n in files if n not in expected and not n.endswith("rotary_emb.inv_freq")]
-        if unknown:
-            raise CheckpointError(
-                f"{folder}: tensor {unknown[0]!r} (and {len(unknown) - 1} more) is not part of {config.architecture}; "
-                "adapters (LoRA) and quantised weights are not supported: merge them first"
-            )
-        weights = {
-            ours: Weight(torch.cat([tensor(n) for n in theirs]) if len(theirs) > 1 else tensor(theirs[0]), trainable)
-            for ours, theirs in names.items()
-        }
+    weights = {
+        ours: Weight(torch.cat([tensor(n) for n in theirs]) if len(theirs) > 1 else tensor(theirs[0]), trainable)
+        for ours, theirs in hf_names(config).items()
+    }
     rows = weights["embed"].data.shape[0]
     if rows != config.vocab_size:
         raise CheckpointError(f"{folder}: embedding has {rows} rows, config.json says vocab_size {config.vocab_size}")
-    return Decoder(config, get_kernels(kernels), weights, _tokenizer_size(folder), _eos_ids(folder, config_json))
+    return Decoder(config, get_kernels(kernels), weights, _tokenizer_size(folder), _eos_ids(folder))
+
+
+def check_folder(folder: Path) -> tuple[DecoderConfig, dict[str, str]]:
+    """The decoder of a folder, and tensor name -> file name, once both fit each other. Reads headers, no weights.
+
+    Raises CheckpointError (missing or broken file, missing or unknown tensor) or UnsupportedModel.
+    """
+    config_json = read_json(folder, "config.json")
+    try:
+        config = DecoderConfig.from_hf(config_json)
+    except KeyError as error:
+        raise CheckpointError(f"{folder / 'config.json'} lacks the key {error}") from error
+    files = _tensor_files(folder)
+    expected = {theirs for group in hf_names(config).values() for theirs in group}
+    absent = sorted(expected - files.keys())
+    if absent:
+        raise CheckpointError(f"{folder}: tensor {absent[0]!r} is missing from the safetensors files")
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    unknown = [n for n in files if n not in expected | tied and not n.endswith("rotary_emb.inv_freq")]
+    if unknown:
+        raise CheckpointError(
+            f"{folder}: tensor {unknown[0]!r} (and {len(unknown) - 1} more) is not part of {config.architecture}; "
+            "adapters (LoRA) and quantised weights are not supported: merge them first"
+        )
+    return config, files
+
+
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """The folder's tokenizer.json, or None without one. CheckpointError when it is broken."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{path} is not a readable tokenizer (cut short?): {error}") from error
+
+
+def check_tokenizer(folder: Path) -> None:
+    """CheckpointError unless the folder has a readable tokenizer.json."""
+    if read_tokenizer(folder) is None:
+        raise CheckpointError(f"{folder} has no tokenizer.json (a fast tokenizer is needed)")
 
 
 def save_decoder(decoder: Decoder, folder: str | Path, tokenizer_folder: str | Path | None = None) -> Path:
@@ -165,35 +194,38 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
+    """Tensor name -> file name, from the headers of the files that the index names, or of the only one."""
     if (folder / "model.safetensors.index.json").is_file():
-        files: dict[str, str] = read_json(folder, "model.safetensors.index.json")["weight_map"]
-        missing = sorted({f for f in files.values() if not (folder / f).is_file()})
+        index = read_json(folder, "model.safetensors.index.json")
+        names = sorted(set(index.get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder}: shard {missing[0]} named by the index is missing")
-        return files
-    if not (folder / "model.safetensors").is_file():
-        pickled = [p.name for p in folder.glob("*.bin")]
-        hint = f" ({pickled[0]} is a pickle and is never loaded; convert it to safetensors)" if pickled else ""
-        raise CheckpointError(f"{folder} has no model.safetensors{hint}")
-    with safe_open(folder / "model.safetensors", "pt") as handle:
-        return dict.fromkeys(handle.keys(), "model.safetensors")
+    else:
+        names = ["model.safetensors"]
+        if not (folder / names[0]).is_file():
+            pickled = [p.name for p in folder.glob("*.bin")]
+            hint = f" ({pickled[0]} is a pickle and is never loaded; convert it to safetensors)" if pickled else ""
+            raise CheckpointError(f"{folder} has no model.safetensors{hint}")
+    return {tensor: name for name in names for tensor in _tensor_names(folder / name)}
 
 
-@contextmanager
-def _open_all(folder: Path, files: dict[str, str]) -> Iterator[dict[str, Any]]:
-    yield {name: safe_open(folder / name, "pt") for name in sorted(set(files.values()))}
+def _tensor_names(path: Path) -> list[str]:
+    try:
+        with safe_open(path, "pt") as handle:
+            return list(handle.keys())
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file (cut short?): {error}") from error
 
 
 def _tokenizer_size(folder: Path) -> int | None:
-    if not (folder / "tokenizer.json").is_file():
-        return None
-    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
-    return max(vocabulary.values()) + 1
+    """One more than the largest id, or None without a tokenizer."""
+    tokenizer = read_tokenizer(folder)
+    return None if tokenizer is None else max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
-def _eos_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    ids = config.get("eos_token_id")
+def _eos_ids(folder: Path) -> tuple[int, ...]:
+    ids = read_json(folder, "config.json").get("eos_token_id")
     if (folder / "generation_config.json").is_file():
         ids = read_json(folder, "generation_config.json").get("eos_token_id", ids)
     if ids is None:

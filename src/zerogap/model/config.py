@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 ROPE_TYPES = ("default", "llama3")
+LLAMA3_ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 class UnsupportedModel(ValueError):
@@ -65,6 +66,9 @@ class DecoderConfig:
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModel(f"rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        missing = [key for key in LLAMA3_ROPE_KEYS if key not in rope] if rope_type == "llama3" else []
+        if missing:
+            raise UnsupportedModel(f"rope type 'llama3' needs {', '.join(missing)}, which config.json does not give")
         heads = config["num_attention_heads"]
         bias = bool(config.get("attention_bias", False))
         return DecoderConfig(

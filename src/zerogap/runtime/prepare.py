@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,29 +23,21 @@ from zerogap.model.fetch import fetch_model
 from zerogap.runtime.observer import Observer
 
 TOKENIZER_EXAMPLES = 2000  # prompts whose text a new tokenizer is built on
-MADE_FROM = "made_from.json"  # beside the folder's weights: the digest of the recipe sections it came from
 
 Supervised = tuple[list[int], list[int]]  # token ids, loss mask
 
 
 def prepare_model(recipe: Recipe, run_dir: str | Path, observer: Observer) -> Path:
     """The Hugging Face folder whose weights are version 0. Raises what its parts raise (TaskError, FetchError,
-    CheckpointError), always before anything half-written is left.
+    CheckpointError); each model folder is whole or absent.
 
-    With a warm start the folder is run_dir/start_model, kept and used again as long as the recipe sections that made
-    it (model, task, warm_start, seed) are the same.
+    A created model goes to run_dir/base_model, the result of a warm start to run_dir/start_model.
     """
     run_dir = Path(run_dir)
-    base_dir = run_dir / "base_model"
+    base = _base_model(recipe, run_dir / "base_model", observer)
     if recipe.warm_start is None:
-        return _base_model(recipe, base_dir, observer)
-    start = run_dir / "start_model"
-    digest = _digest(recipe, "model", "task", "warm_start", "seed")
-    if not _made_from(start, digest):
-        base = _base_model(recipe, base_dir, observer)
-        warm_start(recipe, base, start, observer)
-        _mark(start, digest)
-    return start
+        return base
+    return warm_start(recipe, base, run_dir / "start_model", observer)
 
 
 def create_for_task(spec: CreateModel, task: Task, folder: str | Path, seed: int) -> Path:
@@ -110,12 +100,9 @@ def _base_model(recipe: Recipe, folder: Path, observer: Observer) -> Path:
         observer.stage_end()
         return fetched
     assert model.create is not None
-    digest = _digest(recipe, "model", "task", "seed")
-    if not _made_from(folder, digest):
-        observer.stage("create model")
-        create_for_task(model.create, make_task(recipe.task), folder, recipe.seed)
-        _mark(folder, digest)
-        observer.stage_end()
+    observer.stage("create model")
+    create_for_task(model.create, make_task(recipe.task), folder, recipe.seed)
+    observer.stage_end()
     return folder
 
 
@@ -140,17 +127,3 @@ def _batches(task: Task, tokenizer: Any, size: int, longest: int, seed: int) -> 
                     "choose a smaller task or a larger max_position_embeddings"
                 )
         yield batch
-
-
-def _digest(recipe: Recipe, *sections: str) -> str:
-    values = recipe.model_dump(mode="json", include=set(sections))
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _made_from(folder: Path, digest: str) -> bool:
-    path = folder / MADE_FROM
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["digest"] == digest
-
-
-def _mark(folder: Path, digest: str) -> None:
-    (folder / MADE_FROM).write_text(json.dumps({"digest": digest}) + "\n", encoding="utf-8")

@@ -8,11 +8,11 @@ from typing import Any
 
 from zerogap.config import Recipe, dump_recipe
 from zerogap.env.stream import PromptStream
-from zerogap.env.task import Example, Task
+from zerogap.env.task import Example, Task, make_task
 from zerogap.model.chat import load_tokenizer, render_prompt
-from zerogap.model.checkpoint import CheckpointError, read_json
+from zerogap.model.checkpoint import CheckpointError, check_folder, check_tokenizer, read_json
 from zerogap.model.config import DecoderConfig
-from zerogap.runtime.backend import RunFailed, RunSetup
+from zerogap.runtime.backend import RunSetup
 from zerogap.runtime.checkpoint import checkpoints, load_record
 from zerogap.runtime.observer import Observer
 from zerogap.runtime.prepare import prepare_model
@@ -43,15 +43,21 @@ def absolute_paths(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def fresh_start(recipe: Recipe, run_dir: Path, observer: Observer) -> Start:
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise RunFailed(
-            f"output directory {run_dir} already holds a run; add --resume to go on with it, or give another "
-            "--output-dir"
-        )
+def check_inputs(recipe: Recipe) -> None:
+    """What can be refused before anything loads: the model folder by its headers, and a warm start whose task has no
+    worked solutions. Raises CheckpointError, UnsupportedModel or TaskError."""
     if recipe.model.path is not None:
-        DecoderConfig.from_hf(read_json(Path(recipe.model.path), "config.json"))  # refuse before anything is written
-    run_dir.mkdir(parents=True, exist_ok=True)
+        folder = Path(recipe.model.path)
+        check_folder(folder)
+        check_tokenizer(folder)
+    if recipe.warm_start is not None:
+        task = make_task(recipe.task)
+        task.solution(task.example(0))
+
+
+def fresh_start(recipe: Recipe, run_dir: Path, observer: Observer) -> Start:
+    """run_dir is new (folder.new_run_folder)."""
+    check_inputs(recipe)
     write_atomically(run_dir / "recipe.yaml", dump_recipe(recipe))
     return Start(prepare_model(recipe, run_dir, observer))
 

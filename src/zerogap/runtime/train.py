@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +18,7 @@ from zerogap.config import Recipe
 from zerogap.env.task import make_task
 from zerogap.runtime.admission import Admission
 from zerogap.runtime.backend import Backend, FinishedGroup, RunSetup
+from zerogap.runtime.folder import new_run_folder
 from zerogap.runtime.loop import run_loop
 from zerogap.runtime.observer import Observer
 from zerogap.runtime.prompts import PromptSource
@@ -42,14 +43,14 @@ def train(
     resume: go on from the newest checkpoint in run_dir. max_steps: end after this many updates in all (schedules keep
     their length), with a checkpoint to go on from. build_backend: default by recipe.runtime.driver.
     Raises RunFailed, CheckpointError, TaskError, RecipeError; KeyboardInterrupt on Ctrl-C and on SIGTERM. Whatever
-    happens, no process of the run is left behind.
+    happens, no process of the run is left behind, and no folder by a new run that ends before its first update.
     """
     run_dir, observer = Path(run_dir).absolute(), observer or Observer()
     recipe = absolute_paths(recipe)
     started = time.monotonic()
     updates = min(recipe.train.updates, max_steps or recipe.train.updates)
     task = make_task(recipe.task)
-    with _sigterm_as_interrupt():
+    with _sigterm_as_interrupt(), nullcontext() if resume else new_run_folder(run_dir):
         start = resumed_start(recipe, run_dir) if resume else fresh_start(recipe, run_dir, observer)
         with _driver_log(run_dir):
             prompts, setup = prepare_prompts(recipe, run_dir, task, start)
