@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.runtime.support import Recorder, metrics, tiny_recipe
+from zerogap.env.task import TaskError
+from zerogap.model import CheckpointError
 from zerogap.model.fetch import FetchError
-from zerogap.runtime import prepare
+from zerogap.runtime import prepare, start
 from zerogap.runtime.folder import RunFolderError, new_run_folder
 from zerogap.runtime.train import train
 
@@ -38,6 +41,22 @@ def test_a_failed_preparation_does_not_block_the_next_try(
             train(recipe, run_dir)
     assert list(tmp_path.rglob("*")) == ([tmp_path / "runs", run_dir] if exists else [])
     assert train(recipe, run_dir)["updates"] == 1
+
+
+def test_refused_before_anything_loads(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python too: no warm start on a task without solutions, no model folder without a tokenizer."""
+    monkeypatch.setattr(start, "prepare_model", fail(AssertionError("something was prepared")))
+    unsolved = tiny_recipe(
+        tiny_model, task={"name": "rush_hour", "size": 20}, warm_start={"steps": 1, "examples_per_step": 2}
+    )
+    with pytest.raises(TaskError, match="no worked solutions"):
+        train(unsolved, tmp_path / "run")
+    broken = tmp_path / "model"
+    shutil.copytree(tiny_model, broken)
+    (broken / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        train(tiny_recipe(broken), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == [broken]
 
 
 def test_an_engine_that_does_not_start_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
