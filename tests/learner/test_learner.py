@@ -49,6 +49,7 @@ def test_an_update_raises_the_probability_of_rewarded_tokens(kernels: str) -> No
     assert metrics["ratio/max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["learning_rate"] == 1e-2 and metrics["grad_norm"] > 0 and metrics["tokens/trained"] == 4
     assert metrics["throughput/learner_tokens_per_s"] > 0
+    assert metrics["tokens/learner_rows"] == 2 * 3  # prompts included; the last token of a sample predicts nothing
     assert learner.version == 1
     before = [sum(good.logprobs), sum(bad.logprobs)]
     on_policy(learner.decoder, [good, bad])

@@ -13,7 +13,11 @@ from tests.helpers import same_bits
 from zerogap.config import Recipe, parse_recipe
 from zerogap.runtime.observer import Observer
 
-TASK = {"name": "chain_sum", "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, "size": 40}
+TASK: dict[str, Any] = {
+    "name": "chain_sum",
+    "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    "size": 40,
+}
 
 
 def tiny_recipe(model: Path, **changes: Any) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import defaultdict
 from pathlib import Path
@@ -19,6 +20,8 @@ from zerogap.runtime import rollout_worker
 from zerogap.runtime.backend import BitsUnequal, RunFailed, RunSetup
 from zerogap.runtime.identity import Identity, check_identities
 from zerogap.runtime.inline import InlineBackend, build_inline_backend
+from zerogap.runtime.prompts import PromptSource
+from zerogap.runtime.start import prepare_prompts
 from zerogap.runtime.train import train
 from zerogap.trajectory import NOT_SAMPLED
 
@@ -98,6 +101,7 @@ def test_run_folder(tiny_model: Path, tmp_path: Path) -> None:
     assert json.loads((run_dir / "summary.json").read_text()) == summary == recorder.summaries[0]
     assert list(summary) == [
         "updates",
+        "tokens_trained",
         "reward_first",
         "reward_last",
         "bits_checked",
@@ -113,6 +117,7 @@ def test_run_folder(tiny_model: Path, tmp_path: Path) -> None:
         "prompts_skipped",
         "errors",
     ]
+    assert summary["tokens_trained"] == sum(sum(t["loss_mask"]) for t in trajectories(run_dir))
     assert summary["engine_tokens_per_s"] > 0 and summary["learner_tokens_per_s"] > 0
     assert [line["step"] for line in metrics(run_dir)] == [1, 2, 3, 4, 5]
     assert len(trajectories(run_dir)) == 5 * 3 * 4
@@ -229,6 +234,20 @@ def test_poison_prompts_are_counted_and_never_rewarded(
     assert sum(line.get("errors/ZeroDivisionError", 0) for line in lines) == len(poisoned) == summary["errors"]
 
 
+def test_docs_name_every_metric(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/metrics.md and metrics.jsonl name the same things. Unequal bits (standard kernels) and failing grades
+    are part of the run, so that the names that only trouble brings are seen too."""
+    failing = FailingTask(make_task(tiny_recipe(tiny_model).task), lambda prompt: prompt % 2 == 0)
+    monkeypatch.setattr(rollout_worker, "make_task", lambda settings: failing)
+    train(tiny_recipe(tiny_model, model__kernels="standard", train__lag=1), tmp_path / "run")
+    emitted = {name for line in metrics(tmp_path / "run") for name in line}
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = {name for row in re.findall(r"^\|(.*?)\|", page, re.M) for name in re.findall(r"`(.+?)`", row)}
+    patterns = [re.compile(re.sub(r"<\w+>", r"\\w+", name)) for name in documented]
+    assert {name for name in emitted if not any(pattern.fullmatch(name) for pattern in patterns)} == set()
+    assert {p.pattern for p in patterns if not any(map(p.fullmatch, emitted))} == set()
+
+
 def test_grader_that_always_fails_ends_the_run(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +289,37 @@ def test_sigterm_is_an_interrupt(tiny_model: Path, tmp_path: Path) -> None:
         )
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(metrics(tmp_path / "run")) == 1 and not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("every", "says"),
+    [(1, "interrupted; --resume goes on from .*/checkpoints/step-000001$"), (0, "no.* go on from; checkpoint.every=0")],
+)
+def test_interrupt_says_where_resume_goes_on(tiny_model: Path, tmp_path: Path, every: int, says: str) -> None:
+    def interrupt(line: dict[str, Any]) -> None:
+        if line["step"] == 2:
+            raise KeyboardInterrupt
+
+    recorder = Recorder(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tiny_model, checkpoint__every=every), tmp_path / "run", observer=recorder)
+    assert len(recorder.warnings) == 1 and re.search(says, recorder.warnings[0])
+
+
+def test_consumed_prompts_are_forgotten(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver remembers of the prompts does not grow with the run, also when it saves no checkpoint."""
+    sources: list[PromptSource] = []
+
+    def prepare(*args: Any) -> tuple[PromptSource, RunSetup]:
+        prompts, setup = prepare_prompts(*args)
+        sources.append(prompts)
+        return prompts, setup
+
+    monkeypatch.setattr("zerogap.runtime.train.prepare_prompts", prepare)
+    held: list[int] = []
+    recipe = tiny_recipe(tiny_model, train__updates=8, train__lag=1)
+    train(recipe, tmp_path / "run", observer=Recorder(lambda _: held.append(len(sources[0]._cursors))))
+    assert max(held) <= 3 * (1 + 2)  # batches: the one just trained, and lag + 1 that wait
 
 
 def test_threads_do_not_change_bits(tiny_model: Path, tmp_path: Path) -> None:

@@ -77,6 +77,23 @@ def shared_ray(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.usefixtures("shared_ray")
+def test_refused_start_leaves_no_process(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a Ray that goes on: nothing but the backend would end its actors."""
+    run_dir = tmp_path / "run"
+    started: list[int] = []
+
+    def refuse(*args: Any) -> None:
+        started.extend(process_id(run_dir, name) for name in ("learner", "rollout-0"))
+        raise RunFailed("refused")
+
+    monkeypatch.setattr(ray_backend, "check_identities", refuse)
+    with pytest.raises(RunFailed, match="refused") as caught:
+        train(tiny_recipe(tiny_model, runtime__driver="ray"), run_dir)
+    assert len(started) == 2 and alive(started) == []
+    assert ray.is_initialized() and caught.tb is not None  # the traceback keeps every handle: Ray drops no actor itself
+
+
+@pytest.mark.usefixtures("shared_ray")
 def test_dead_engine_is_started_again(tiny_model: Path, tmp_path: Path) -> None:
     """A worker is killed with groups in flight at lag 8: they are sampled anew, none is lost or trained twice, and
     no bit is wrong (field cases 21, 22, 40)."""

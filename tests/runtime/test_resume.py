@@ -40,7 +40,7 @@ def die_at(step: int) -> Recorder:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_interrupted_run_equals_uninterrupted_run(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
-    """Field cases 41 and R16, lag 0: died at step 4, resumed from step 2; weights, moments and rates as bits."""
+    """Field cases 41 and R16, lag 0: died at step 3, resumed from step 2; weights, moments and rates as bits."""
     recipe = tiny_recipe(
         tiny_model,
         model__dtype=dtype,
@@ -147,7 +147,9 @@ def test_half_written_checkpoint_is_not_picked(tiny_model: Path, tmp_path: Path)
     assert "step-000002" in names and len(names) == 2  # and the torn one, under a name of its own
     assert [c.name for c in checkpoints(tmp_path / "run")] == ["step-000002"]
 
+    (tmp_path / "run" / ".final_model.123.partial").mkdir()  # torn in the same way
     train(tiny_recipe(tiny_model, checkpoint__every=2), tmp_path / "run", resume=True)
+    assert not [path for path in (tmp_path / "run").rglob("*") if "partial" in path.name]
     train(tiny_recipe(tiny_model), tmp_path / "whole")
     assert same_weights(tmp_path / "run", tmp_path / "whole")
 
@@ -159,9 +161,23 @@ def test_resume_is_refused_when_it_cannot_be(tiny_model: Path, tmp_path: Path) -
     train(tiny_recipe(tiny_model), tmp_path / "run", max_steps=1)
     with pytest.raises(CheckpointError, match=r"train.groups_per_update: 3 in the checkpoint, 4 in the recipe"):
         train(tiny_recipe(tiny_model, train__groups_per_update=4), tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointError, match=r"model.kernels: 'aligned' in the checkpoint, 'standard' in the recipe"):
+        train(tiny_recipe(tiny_model, model__kernels="standard"), tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointError, match=r"model.path: '.*tiny' in the checkpoint, '.*elsewhere' in the recipe"):
+        train(tiny_recipe(tmp_path / "elsewhere"), tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointError, match=r"warm_start: None in the checkpoint, \{'steps': 3"):
+        train(tiny_recipe(tiny_model, warm_start={"steps": 3}), tmp_path / "run", resume=True)
     # What does not touch the numbering may change, and the old recipe file follows.
     train(tiny_recipe(tiny_model, train__lag=2, train__updates=2), tmp_path / "run", resume=True)
     assert "lag: 2" in (tmp_path / "run" / "recipe.yaml").read_text()
+
+
+def test_relative_path_still_resumes(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are compared as absolute ones."""
+    monkeypatch.chdir(tiny_model.parent)
+    train(tiny_recipe(Path("tiny")), "../run", max_steps=1)
+    assert train(tiny_recipe(Path("tiny")), "../run", resume=True, max_steps=2)["updates"] == 2
+    assert train(tiny_recipe(tiny_model), "../run", resume=True, max_steps=3)["updates"] == 3
 
 
 def test_resume_cuts_records_to_the_checkpoint(tiny_model: Path, tmp_path: Path) -> None:

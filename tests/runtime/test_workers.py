@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
@@ -16,12 +18,12 @@ from zerogap.config import Task
 from zerogap.env.task import Example, make_task
 from zerogap.gaps.bitwise import check_bits
 from zerogap.model.decoder import WeightMismatch, snapshot_digest
-from zerogap.runtime.backend import FinishedGroup, Item, RunSetup, Weights
+from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Weights
 from zerogap.runtime.learner_worker import LearnerWorker
 from zerogap.runtime.rollout_worker import RolloutWorker, build_rollout_worker
 from zerogap.runtime.transfer import WeightDeliveryError, from_arrays, to_arrays
 from zerogap.runtime.weight_store import WeightStore
-from zerogap.runtime.worker import RolloutActor
+from zerogap.runtime.worker import Report, RolloutActor
 from zerogap.trajectory import NOT_SAMPLED, GroupRequest, SamplingParams, Trajectory
 
 
@@ -192,3 +194,53 @@ def test_a_worker_that_was_busy_loads_only_the_newest_weights(tiny_model: Path) 
     done = run_out(actor._worker)
     assert {t.group_id for t in done} == {1, 2, 3}
     assert {v for t in done for v in t.versions if v != NOT_SAMPLED} == {3}
+
+
+class ThreadSpy:
+    """A rollout worker with three steps of work that notes which thread calls it; a submit ends it."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.callers: set[str] = set()
+
+    def _note(self) -> None:
+        self.callers.add(threading.current_thread().name)
+
+    def has_work(self) -> bool:
+        self._note()
+        return self.steps < 3
+
+    def step(self) -> list[FinishedGroup]:
+        self._note()
+        self.steps += 1
+        return []
+
+    def stats(self) -> EngineStats:
+        self._note()
+        return EngineStats(sampled_tokens=self.steps, workers=1)
+
+    def submit(self, items: list[Item]) -> None:
+        raise RuntimeError("the end")
+
+
+def test_only_the_engine_thread_touches_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report takes counters that the engine thread stored: counting walks through what a step changes."""
+    monkeypatch.setattr("zerogap.runtime.worker.POLL_S", 0.01)
+    spy = ThreadSpy()
+    actor = RolloutActor.__new__(RolloutActor)  # without the process log and the real engine
+    actor._worker, actor._threads = spy, 1  # type: ignore[assignment]
+    actor._commands, actor._reports, actor._stats = Queue(), Queue(), EngineStats()
+    engine = threading.Thread(target=actor._drive, name="engine", daemon=True)
+    engine.start()
+    poll: Callable[[], Report] = actor.report  # type: ignore[assignment]  # plain here, remote to mypy
+    while spy.steps < 3:
+        poll()
+    for _ in range(100):  # the last step is counted soon after it was made
+        if (report := poll()).stats.sampled_tokens == 3:
+            break
+    assert (report.finished, report.stats.sampled_tokens) == ([], 3)
+    actor.submit([])
+    engine.join(10)
+    with pytest.raises(RuntimeError, match="the end"):
+        poll()
+    assert spy.callers == {"engine"}

@@ -87,6 +87,7 @@ class Learner:
         }
         if batch.tokens:
             metrics["learning_rate"] = self.optimizer.apply(self.version)
+            metrics["tokens/learner_rows"] = float(output.rows)
             metrics["throughput/learner_tokens_per_s"] = output.rows / (time.perf_counter() - started)
         self.version += 1
         return metrics | sample_statistics(batch.groups) | ratio_statistics(output.log_ratios_N, batch.lags_N)

@@ -23,8 +23,9 @@ from zerogap.model.checkpoint import CheckpointError, read_json, replace_folder,
 TENSORS, RECORD = "trainer.safetensors", "trainer.json"
 _NAME = re.compile(r"step-(\d{6,})")
 
-# What the numbering of groups and the optimizer's state mean; a resumed run cannot change it.
-FIXED_KEYS = ("seed", "model.dtype", "task", "train.groups_per_update")
+# Keys and whole sections that a resumed run cannot change: what the numbering of groups and the optimizer's state mean,
+# and what the weights come from (a resume reads them from the checkpoint, so another value would have no effect).
+FIXED_KEYS = ("seed", "model", "task", "warm_start", "train.groups_per_update")
 
 
 def save_checkpoint(run_dir: Path, learner: Learner, start_folder: Path, record: dict[str, Any], keep: int) -> Path:
@@ -56,13 +57,18 @@ def checkpoints(run_dir: Path) -> list[Path]:
     return sorted((f for f in folders if _NAME.fullmatch(f.name)), key=lambda f: int(f.name.removeprefix("step-")))
 
 
+def remove_leftovers(run_dir: Path) -> None:
+    """Remove what a process that died while it saved left (see replace_folder). No other run may use run_dir."""
+    for torn in [*run_dir.glob("checkpoints/.step-*.partial"), *run_dir.glob(".final_model.*.partial")]:
+        shutil.rmtree(torn)
+
+
 def load_record(folder: Path, recipe: Recipe) -> dict[str, Any]:
     """trainer.json; CheckpointError when the recipe has changed in a key that a resumed run cannot change."""
     record = read_json(folder, RECORD)
     old, new = record["recipe"], recipe.model_dump(mode="json")
-    changed = [key for key in FIXED_KEYS if _at(old, key) != _at(new, key)]
-    if changed:
-        lines = [f"  {key}: {_at(old, key)!r} in the checkpoint, {_at(new, key)!r} in the recipe" for key in changed]
+    lines = [line for key in FIXED_KEYS for line in _changes(key, _at(old, key), _at(new, key))]
+    if lines:
         raise CheckpointError(f"{folder} cannot be resumed with this recipe; change back:\n" + "\n".join(lines))
     return record
 
@@ -78,6 +84,14 @@ def _at(values: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         node = node[part]
     return node
+
+
+def _changes(key: str, old: Any, new: Any) -> list[str]:
+    """A line for each key below `key` whose values differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = sorted(old.keys() | new.keys())
+        return [line for name in names for line in _changes(f"{key}.{name}", old.get(name), new.get(name))]
+    return [] if old == new else [f"  {key}: {old!r} in the checkpoint, {new!r} in the recipe"]
 
 
 def _sync(path: Path) -> None:

@@ -26,7 +26,7 @@ class Stream(Protocol):
 
 
 class PromptSource:
-    """Yields groups in order; remembers where each unconsumed group came from, for the checkpoint."""
+    """Yields groups in order; remembers where each unconsumed group came from, for the checkpoint (see `cursor`)."""
 
     def __init__(
         self,

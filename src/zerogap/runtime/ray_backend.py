@@ -42,14 +42,15 @@ log = logging.getLogger("zerogap")
 
 @dataclass
 class _Engine:
-    """A rollout actor as the driver sees it. pending: groups it was given and has not returned, in order.
+    """A rollout actor as the driver sees it. report: the answer that is waited for, None until it takes part.
 
+    pending: groups it was given and has not returned, in order.
     counted: counters of the actors that served before it in this place and died.
     """
 
     index: int
     actor: Any
-    report: Any
+    report: Any = None
     pending: dict[int, Item] = field(default_factory=dict)
     stats: EngineStats = field(default_factory=EngineStats)
     counted: EngineStats = field(default_factory=EngineStats)
@@ -73,10 +74,13 @@ class RayBackend:
         self._newest: Weights | None = None
         try:
             self._learner = ray.remote(**_options(setup.recipe.learner.threads))(LearnerActor).remote(setup)
-            actors = [self._new_actor(index) for index in range(setup.recipe.rollout.workers)]
-            learner, *engines = self._get([actor.identity.remote() for actor in (self._learner, *actors)], "start")
+            for index in range(setup.recipe.rollout.workers):  # one by one: whatever exists is known to `close`
+                self._engines.append(_Engine(index, self._new_actor(index)))
+            actors = [self._learner, *(engine.actor for engine in self._engines)]
+            learner, *engines = self._get([actor.identity.remote() for actor in actors], "start")
             check_identities(setup.recipe, learner, engines)
-            self._engines = [_Engine(i, actor, actor.report.remote()) for i, actor in enumerate(actors)]
+            for engine in self._engines:
+                engine.report = engine.actor.report.remote()
         except RayActorError as error:
             self.close()
             raise RunFailed(f"a process of the run did not start: {_reason(error)}") from error

@@ -19,7 +19,8 @@ METRICS, TRAJECTORIES, SUMMARY = "metrics.jsonl", "trajectories.jsonl", "summary
 class Records:
     """Open files of a run. start_step > 0 (a resume) first cuts off what came after that step.
 
-    trajectories_mb: most megabytes of trajectories.jsonl; whole lines only, later ones are left out.
+    trajectories_mb: most megabytes of trajectories.jsonl; whole groups only. After the first that does not fit none is
+    written, also not by a resumed run: a hole in the middle would look like a lost group.
     """
 
     def __init__(
@@ -28,13 +29,14 @@ class Records:
         self._run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         _keep_lines(run_dir / METRICS, lambda line: line["step"] <= start_step)
-        _keep_lines(run_dir / TRAJECTORIES, lambda line: line["group_id"] < first_group)
+        last = _keep_lines(run_dir / TRAJECTORIES, lambda line: line["group_id"] < first_group)
         self._metrics: IO[str] = (run_dir / METRICS).open("a", encoding="utf-8")
         self._room = int(trajectories_mb * 1e6)
         self._trajectories: IO[str] | None = None
         if self._room:
             self._trajectories = (run_dir / TRAJECTORIES).open("a", encoding="utf-8")
-            self._room -= self._trajectories.tell()
+            full = last is not None and last["group_id"] != first_group - 1
+            self._room = 0 if full else self._room - self._trajectories.tell()
         self._tensorboard: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -49,7 +51,7 @@ class Records:
             for group in groups:
                 for trajectory in group.trajectories:
                     trajectory.info["update"] = metrics["step"]
-                    self._write_trajectory(trajectory.to_json() + "\n")
+                self._write_group("".join(trajectory.to_json() + "\n" for trajectory in group.trajectories))
             self._trajectories.flush()
         if self._tensorboard is not None:
             for name, value in metrics.items():
@@ -63,13 +65,13 @@ class Records:
         if self._tensorboard is not None:
             self._tensorboard.close()
 
-    def _write_trajectory(self, line: str) -> None:
-        size = len(line.encode())
+    def _write_group(self, lines: str) -> None:
+        size = len(lines.encode())
         if size <= self._room:
             self._room -= size
-            self._trajectories.write(line)  # type: ignore[union-attr]
+            self._trajectories.write(lines)  # type: ignore[union-attr]
         else:
-            self._room = 0  # a hole in the middle would look like a lost sample
+            self._room = 0
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -79,14 +81,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def summarize(run_dir: Path, seconds: float, final_model: Path, kernels: str, dtype: str) -> dict[str, Any]:
     """The figures of summary.json, from all lines of metrics.jsonl (a resumed run's earlier ones included).
 
-    reward_first and reward_last are means over the first and last 10% of updates; rates are tokens over the time spent
-    in engines and in updates. What was never measured is null.
+    reward_first and reward_last are means over the first and last 10% of updates; rates are sampled tokens over the
+    time in engines, and rows through the model (prompts included) over the time in updates. What was never measured is
+    null.
     """
     lines = read_metrics(run_dir)
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
     tenth = max(1, len(rewards) // 10)
     return {
         "updates": len(lines),
+        "tokens_trained": int(sum(line.get("tokens/trained", 0) for line in lines)),
         "reward_first": _mean(rewards[:tenth]),
         "reward_last": _mean(rewards[-tenth:]),
         "bits_checked": sum(line.get("bitwise/checked", 0) for line in lines),
@@ -94,7 +98,7 @@ def summarize(run_dir: Path, seconds: float, final_model: Path, kernels: str, dt
         "lag_max": int(max((line["lag/max"] for line in lines if "lag/max" in line), default=0)),
         "dropped": sum(line["dropped"] for line in lines),
         "engine_tokens_per_s": _rate(lines, "tokens/sampled", "throughput/engine_tokens_per_s"),
-        "learner_tokens_per_s": _rate(lines, "tokens/trained", "throughput/learner_tokens_per_s"),
+        "learner_tokens_per_s": _rate(lines, "tokens/learner_rows", "throughput/learner_tokens_per_s"),
         "seconds": round(seconds, 1),
         "final_model": str(final_model),
         "kernels": kernels,
@@ -114,11 +118,11 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.rename(path)
 
 
-def _keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop lines from the first unwanted or torn one on."""
+def _keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """Drop lines from the first unwanted or torn one on. Returns the last one kept, None when there is none."""
     if not path.is_file():
-        return
-    kept = []
+        return None
+    kept: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         try:
             keep = line.endswith("\n") and wanted(json.loads(line))
@@ -128,6 +132,8 @@ def _keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
             break
         kept.append(line)
     write_atomically(path, "".join(kept))
+    last: dict[str, Any] | None = json.loads(kept[-1]) if kept else None
+    return last
 
 
 def _mean(values: Sequence[float]) -> float | None:

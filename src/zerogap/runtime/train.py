@@ -18,6 +18,7 @@ from zerogap.config import Recipe
 from zerogap.env.task import make_task
 from zerogap.runtime.admission import Admission
 from zerogap.runtime.backend import Backend, FinishedGroup, RunSetup
+from zerogap.runtime.checkpoint import checkpoints, remove_leftovers
 from zerogap.runtime.folder import new_run_folder
 from zerogap.runtime.loop import run_loop
 from zerogap.runtime.observer import Observer
@@ -52,6 +53,8 @@ def train(
     task = make_task(recipe.task)
     with _sigterm_as_interrupt(), nullcontext() if resume else new_run_folder(run_dir):
         start = resumed_start(recipe, run_dir) if resume else fresh_start(recipe, run_dir, observer)
+        if resume:
+            remove_leftovers(run_dir)
         with _driver_log(run_dir):
             prompts, setup = prepare_prompts(recipe, run_dir, task, start)
             observer.stage("starting engines and learner")
@@ -59,6 +62,9 @@ def train(
             try:
                 observer.stage_end()
                 return _Run(setup, start, backend, prompts, observer, started).run(updates)
+            except KeyboardInterrupt:
+                observer.warning(_how_to_go_on(recipe, run_dir))
+                raise
             finally:
                 backend.close()
 
@@ -117,12 +123,13 @@ class _Run:
         self._records.step(line, groups)
         self._observer.step(line)
         self._warn(line)
+        # Asked after each update, saved or not: the source forgets what is consumed.
+        cursor = self._prompts.cursor(version * self._recipe.train.groups_per_update)
         every = self._recipe.checkpoint.every
         if version == self._updates or (every and version % every == 0):
-            self._save(version)
+            self._save(*cursor)
 
-    def _save(self, version: int) -> None:
-        position, skipped = self._prompts.cursor(version * self._recipe.train.groups_per_update)
+    def _save(self, position: int, skipped: int) -> None:
         record = {
             "position": position,
             "prompts_skipped": skipped,
@@ -156,6 +163,17 @@ class _Run:
                     f"learner.learning_rate ({self._recipe.learner.learning_rate:g}) or train.lag "
                     f"({self._recipe.train.lag})"
                 )
+
+
+def _how_to_go_on(recipe: Recipe, run_dir: Path) -> str:
+    """What an interrupted run can be resumed from."""
+    found = checkpoints(run_dir)
+    if found:
+        return f"interrupted; --resume goes on from {found[-1]}"
+    return (
+        "interrupted before the first checkpoint, so --resume has nothing to go on from; "
+        f"checkpoint.every={recipe.checkpoint.every} is the number of updates between two (0: only one at the end)"
+    )
 
 
 def _default_backend(recipe: Recipe) -> BuildBackend:

@@ -48,6 +48,7 @@ class RolloutActor:
         self._threads = setup.recipe.rollout.threads
         self._commands: queue.Queue[Weights | list[Item]] = queue.Queue()
         self._reports: queue.Queue[Report | Exception] = queue.Queue()
+        self._stats = self._worker.stats()  # from now on written by the engine thread only
         threading.Thread(target=self._drive, name="engine", daemon=True).start()
 
     def identity(self) -> Identity:
@@ -66,7 +67,7 @@ class RolloutActor:
         try:
             reports = [self._reports.get(timeout=POLL_S)]
         except queue.Empty:
-            return Report([], self._worker.stats())
+            return Report([], self._stats)
         while not self._reports.empty():
             reports.append(self._reports.get())
         for report in reports:
@@ -81,8 +82,9 @@ class RolloutActor:
             while True:
                 self._take_commands(block=not self._worker.has_work())
                 finished = self._worker.step()
+                self._stats = self._worker.stats()  # here: counting walks through what a step changes
                 if finished:
-                    self._reports.put(Report(finished, self._worker.stats()))
+                    self._reports.put(Report(finished, self._stats))
         except Exception as error:
             log.exception("the engine ended")
             self._reports.put(error)
