@@ -2,16 +2,17 @@
 
     OMP_NUM_THREADS=1 python benchmarks/learner.py [FOLDER] [--dtype float32 bfloat16] [--rounds 3] [--json]
 
-Without a folder the model has random weights and the shape of SmolLM2-135M. Both sides hold their model in this
-process and run by turns (A B A B ...) after one warm-up each. What is timed: 4,096 tokens as 8 sequences of 512, mean
-negative log-likelihood of every next token, gradients of all weights; no optimizer step. Both losses are compared, so
-that a side which computes something else is noticed.
+Without a folder the model has random weights and the shape of SmolLM2-135M. Each side has a process of its own, ours
+set up as the learner of a run is (kernels.native.keep_memory); they run by turns (A B A B ...) after one warm-up each.
+What is timed: 4,096 tokens as 8 sequences of 512, mean negative log-likelihood of every next token, gradients of all
+weights; no optimizer step. Both losses are compared, so that a side which computes something else is noticed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from zerogap.kernels.native import keep_memory
 from zerogap.learner.sft import Solution, backward_sft
 from zerogap.model.checkpoint import load_decoder
 
@@ -59,7 +61,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side (default 3)")
     parser.add_argument("--json", action="store_true", help="JSON instead of a markdown table")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(args.folder) if args.folder else random_model(SHAPES[args.shape], Path(scratch))
         results = [compare(folder, dtype, args) for dtype in args.dtype]
@@ -83,19 +84,19 @@ def compare(folder: Path, dtype: str, args: argparse.Namespace) -> dict[str, Any
     sequences = args.tokens // args.sequence
     tokens_BT = torch.randint(vocabulary, (sequences, args.sequence + 1), generator=generator)
     sides = {
-        "zerogap": prepare_zerogap(folder, dtype, args.kernels, tokens_BT),
-        "transformers": prepare_transformers(folder, dtype, tokens_BT),
+        "zerogap": Side(prepare_zerogap, args.threads, folder, dtype, args.kernels, tokens_BT),
+        "transformers": Side(prepare_transformers, args.threads, folder, dtype, tokens_BT),
     }
-    losses = {name: run() for name, run in sides.items()}  # the warm-up
+    losses = {name: side.run()[0] for name, side in sides.items()}  # the warm-up
     if abs(losses["zerogap"] / losses["transformers"] - 1) > LOSS_TOLERANCE[dtype]:
         raise SystemExit(f"the sides do not compute the same loss in {dtype}: {losses}")
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(args.rounds):
-        for name, run in sides.items():
-            began = time.perf_counter()
-            run()
-            rates[name].append(sequences * args.sequence / (time.perf_counter() - began))
+        for name, side in sides.items():
+            rates[name].append(sequences * args.sequence / side.run()[1])
             print(f"{dtype} {name} round {round_number + 1}: {rates[name][-1]:,.1f} tokens/s", file=sys.stderr)
+    for side in sides.values():
+        side.close()
     ratios = [ours / theirs for ours, theirs in zip(rates["zerogap"], rates["transformers"], strict=True)]
     return {
         "dtype": dtype,
@@ -110,8 +111,40 @@ def compare(folder: Path, dtype: str, args: argparse.Namespace) -> dict[str, Any
     }
 
 
+class Side:
+    """One competitor in a process of its own. prepare(*arguments) -> the function to time, which returns the loss."""
+
+    def __init__(self, prepare: Callable[..., Callable[[], float]], threads: int, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, prepare, threads, arguments), daemon=True)
+        self.process.start()
+
+    def run(self) -> tuple[float, float]:
+        """(loss, seconds) of one forward and backward."""
+        self.connection.send("run")
+        loss, seconds = self.connection.recv()
+        return loss, seconds
+
+    def close(self) -> None:
+        self.connection.send("stop")
+        self.process.join()
+
+
+def serve(
+    connection: Any, prepare: Callable[..., Callable[[], float]], threads: int, arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(threads)
+    run = prepare(*arguments)
+    while connection.recv() == "run":
+        began = time.perf_counter()
+        loss = run()
+        connection.send((loss, time.perf_counter() - began))
+
+
 def prepare_zerogap(folder: Path, dtype: str, kernels: str, tokens_BT: torch.Tensor) -> Callable[[], float]:
     """Load; returns the function that computes loss and gradients once and returns the loss."""
+    keep_memory()
     decoder = load_decoder(folder, kernels, dtype, trainable=True)
     masters = [weight.master for weight in decoder.weights.values() if weight.master is not None]
     solutions = [Solution(tokens, [0] + [1] * (len(tokens) - 1)) for tokens in tokens_BT.tolist()]

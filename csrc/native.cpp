@@ -1,6 +1,7 @@
 // The Python module zerogap.kernels._native: finds the kernel libraries beside it, says which ones this CPU can run,
 // and calls their tables. Addresses travel as integers (an nb::ndarray costs 5 us a call); the GIL is released.
 #include <dlfcn.h>
+#include <malloc.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -84,9 +85,19 @@ void bind(nb::class_<Variant>& type, const char* name, void (*KernelTable::*entr
   });
 }
 
+// Freed buffers go back to the allocator's heap, not to the kernel, so that their pages are faulted in only once.
+void keep_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
+  mallopt(M_ARENA_MAX, 1);
+#endif
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
+  module.def("keep_memory", &keep_memory, "Freed memory stays in the process; see native.keep_memory.");
   nb::set_leak_warnings(false);  // an interrupted interpreter keeps references; the report would bury the real message
   module.def("built", &built, "Names of the built variants, from the most general to the fastest.");
   module.def("cpu_runs", &cpu_runs, nb::arg("variant"));

@@ -48,3 +48,12 @@ def load_variant(name: str) -> Any:
 def load_best() -> Any:
     """The fastest runnable variant, or the one that the environment variable ZEROGAP_ISA names."""
     return load_variant(os.environ.get("ZEROGAP_ISA") or runnable()[-1])
+
+
+def keep_memory() -> None:
+    """From now on this process keeps memory that it frees, for its next buffers of the same size.
+
+    For a learner, whose every step frees and asks for gigabytes: with glibc's default each fresh page faults again,
+    9% of a step of SmolLM2-135M (4,096 rows, fp32). The process stays at its peak size; no effect without glibc.
+    """
+    _native.keep_memory()

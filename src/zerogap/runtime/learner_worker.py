@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from zerogap.gaps.bitwise import BitsReport, check_bits, choose_groups
+from zerogap.kernels.native import keep_memory
 from zerogap.learner.learner import Learner
 from zerogap.model.checkpoint import load_decoder, save_decoder
 from zerogap.model.decoder import Decoder, snapshot_digest
@@ -27,6 +28,7 @@ class LearnerWorker:
     def __init__(self, setup: RunSetup) -> None:
         recipe = setup.recipe
         torch.set_num_threads(recipe.learner.threads)
+        keep_memory()
         self.setup = setup
         self.decoder: Decoder = load_decoder(
             setup.model_folder, recipe.model.kernels, recipe.model.dtype, trainable=True
