@@ -1,10 +1,11 @@
 """Rollout speed: the embedded engine against transformers.generate with a static batch, same model, same prompts.
 
-    OMP_NUM_THREADS=1 python benchmarks/rollout.py FOLDER [--dtype float32 bfloat16] [--rounds 3] [--json]
+    OMP_NUM_THREADS=1 python benchmarks/rollout.py FOLDER [--samples 1] [--dtype float32 bfloat16] [--json]
 
 Each measurement runs in its own process, ours and theirs by turns (A B A B ...), so that neither inherits the other's
-memory or clock. What is timed: prompts in, 32 x 128 new tokens out, sampled at temperature 1 from the whole
-distribution, end of sequence ignored on both sides. Loading is not timed; one short warm-up is made before.
+memory or clock. --samples 8 asks for groups, as RL does: 4 prompts, each sampled 8 times. What is timed: prompts in,
+32 x 128 new tokens out, sampled at temperature 1 from the whole distribution, end of sequence ignored on both sides.
+Loading is not timed; one short warm-up is made before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("model", help="Hugging Face folder, for example what `zerogap model fetch smollm2-135m` prints")
     parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--samples", type=int, default=1, help="requests that share a prompt (default 1: none do)")
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side (default 3)")
@@ -55,6 +57,7 @@ def compare(dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "requests": args.requests,
+        "samples": args.samples,
         "new_tokens": args.new_tokens,
         "threads": args.threads,
         "tokens_per_s": rates,
@@ -87,13 +90,14 @@ def prepare_zerogap(args: argparse.Namespace) -> Callable[[int], int]:
 
     decoder = load_decoder(args.model, "aligned", args.dtype[0])
     decoder.eos_token_ids = ()  # as transformers' min_new_tokens: every request runs to its full length
-    prompts = _prompt_ids(load_tokenizer(args.model), args.requests)
+    prompts = _prompt_ids(load_tokenizer(args.model), args.requests // args.samples)
     config = EngineConfig(max_running=args.requests, max_context=max(map(len, prompts)) + args.new_tokens)
     engine = EmbeddedEngine(decoder, None, config)
 
     def generate(new_tokens: int) -> int:
         for index, ids in enumerate(prompts):
-            engine.submit(GroupRequest(index, index, tuple(ids), 1, SamplingParams(max_new_tokens=new_tokens)))
+            sampling = SamplingParams(max_new_tokens=new_tokens)
+            engine.submit(GroupRequest(index, index, tuple(ids), args.samples, sampling))
         sampled = 0
         while engine.has_work():
             sampled += sum(trajectory.num_sampled for trajectory in engine.step())
@@ -112,7 +116,7 @@ def prepare_transformers(args: argparse.Namespace) -> Callable[[int], int]:
     tokenizer = load_tokenizer(args.model)
     dtype = getattr(torch, args.dtype[0])
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, local_files_only=True).eval()
-    prompts = _prompt_ids(tokenizer, args.requests)
+    prompts = [ids for ids in _prompt_ids(tokenizer, args.requests // args.samples) for _ in range(args.samples)]
     longest = max(map(len, prompts))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     tokens_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts])
@@ -148,14 +152,16 @@ def _prompt_ids(tokenizer: Any, requests: int) -> list[list[int]]:
 
 
 def _measure_in_child(side: str, dtype: str, args: argparse.Namespace) -> float:
-    options = ["--requests", args.requests, "--new-tokens", args.new_tokens, "--threads", args.threads]
+    options = ["--requests", args.requests, "--samples", args.samples, "--threads", args.threads]
+    options += ["--new-tokens", args.new_tokens]
     command = [sys.executable, __file__, args.model, "--one", side, "--dtype", dtype, *map(str, options)]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return float(json.loads(answer.stdout.splitlines()[-1])["seconds"])
 
 
 def _table(results: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    setting = f"{args.requests} requests x {args.new_tokens} new tokens, {args.threads} thread(s)"
+    groups = f" ({args.samples} of each prompt)" if args.samples > 1 else ""
+    setting = f"{args.requests} requests{groups} x {args.new_tokens} new tokens, {args.threads} thread(s)"
     lines = [
         f"{_machine()}; {setting}, median of {args.rounds}",
         "",

@@ -29,7 +29,9 @@ def test_both_sides(rollout: ModuleType, dtype: str, tmp_path: Path, monkeypatch
     """In this process and tiny; `measure` itself refuses a side that samples another number of tokens."""
     sizes = ["hidden_size=64", "intermediate_size=128", "num_layers=1"]
     assert main(["model", "create", str(tmp_path / "m"), "--task", "chain_sum", "tokenizer=bpe", *sizes]) == 0
-    args = argparse.Namespace(model=str(tmp_path / "m"), dtype=[dtype], requests=3, new_tokens=5, threads=1, rounds=1)
+    args = argparse.Namespace(
+        model=str(tmp_path / "m"), dtype=[dtype], requests=4, samples=2, new_tokens=5, threads=1, rounds=1
+    )
     before = torch.get_num_threads()
     monkeypatch.setattr(rollout, "_measure_in_child", lambda side, dtype, args: rollout.measure(side, args))
     result = rollout.compare(dtype, args)
@@ -38,4 +40,4 @@ def test_both_sides(rollout: ModuleType, dtype: str, tmp_path: Path, monkeypatch
     assert result["ratio"] == medians["zerogap"] / medians["transformers"] > 0
     table = rollout._table([result], args)
     assert f"| {dtype} | {medians['zerogap']:,.0f} | {medians['transformers']:,.0f} |" in table
-    assert "3 requests x 5 new tokens" in table
+    assert "4 requests (2 of each prompt) x 5 new tokens" in table
