@@ -58,14 +58,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     from zerogap.cli.display import Display
-    from zerogap.runtime.records import read_metrics
     from zerogap.runtime.train import train
 
     updates = recipe.train.updates if args.max_steps is None else min(args.max_steps, recipe.train.updates)
     with Display(updates, aligned=recipe.model.kernels == "aligned", stderr=args.json) as display:
         summary = train(recipe, recipe.run_dir, resume=args.resume, max_steps=args.max_steps, observer=display)
-        tokens = sum(line.get("tokens/trained", 0) for line in read_metrics(recipe.run_dir))
-        display.summary(summary | {"tokens_trained": int(tokens), "run_dir": str(recipe.run_dir)})
+        display.summary(summary | {"run_dir": str(recipe.run_dir)})
     if args.json:
         json.dump(display.final, sys.stdout)
         print()
