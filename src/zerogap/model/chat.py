@@ -26,7 +26,8 @@ def render_prompt(tokenizer: Any, messages: list[Message]) -> list[int]:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     else:
         text = "".join(message["content"] for message in messages)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    # verbose=False: a prompt longer than the context is the caller's to skip and count, not transformers' to warn of.
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
     return ids
 
 
@@ -35,5 +36,5 @@ def render_solution(tokenizer: Any, messages: list[Message], solution: str) -> t
     prompt = render_prompt(tokenizer, messages)
     if tokenizer.eos_token_id is None:
         raise CheckpointError("the tokenizer has no eos_token; a supervised example must teach where to stop")
-    answer = [*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id]
+    answer = [*tokenizer.encode(solution, add_special_tokens=False, verbose=False), tokenizer.eos_token_id]
     return prompt + answer, [0] * len(prompt) + [1] * len(answer)
