@@ -10,9 +10,11 @@ import random
 import warnings
 from typing import Any
 
-from reasoning_gym.composite import DatasetSpec
-from reasoning_gym.dataset import ProceduralDataset
-from reasoning_gym.factory import DATASETS
+with warnings.catch_warnings():  # a library below reasoning-gym compiles with SyntaxWarnings on its first import
+    warnings.simplefilter("ignore", SyntaxWarning)
+    from reasoning_gym.composite import DatasetSpec
+    from reasoning_gym.dataset import ProceduralDataset
+    from reasoning_gym.factory import DATASETS
 
 from zerogap import config
 from zerogap.env.derivations import derive

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from zerogap.trajectory import NOT_SAMPLED, FinishReason, GroupRequest, Trajectory
 
 Order = tuple[int, int]  # (arrival of the group, place within it); smaller is older and goes first
 
 
-class Sequence:
+class Sequence(ABC):
     """Tokens, of which the first `computed` have their keys and values in `pages`.
 
     kv_version: version of the weights that filled the pages (meaningful while there are pages).
@@ -25,8 +27,9 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    @abstractmethod
     def order(self) -> Order:
-        raise NotImplementedError
+        """Its age among all that hold pages."""
 
 
 class Prefix(Sequence):
