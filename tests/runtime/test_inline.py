@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,26 @@ def test_sigterm_is_an_interrupt(tiny_model: Path, tmp_path: Path) -> None:
         )
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(metrics(tmp_path / "run")) == 1 and not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_swallowed_interrupt_still_ends_the_run(tiny_model: Path, tmp_path: Path, number: int) -> None:
+    """Python drops a KeyboardInterrupt that is raised inside a destructor, as Ray's references have; the run ends with
+    the next update all the same."""
+
+    class Reference:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)  # the handler runs here, and what it raises is only printed
+
+    def drop(line: dict[str, Any]) -> None:
+        if line["step"] == 2:
+            Reference()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(tiny_model, train__updates=6), tmp_path / "run", observer=Recorder(drop))
+    assert len(metrics(tmp_path / "run")) == 2
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def train(
     started = time.monotonic()
     updates = min(recipe.train.updates, max_steps or recipe.train.updates)
     task = make_task(recipe.task)
-    with _sigterm_as_interrupt(), nullcontext() if resume else new_run_folder(run_dir):
+    with _interruptible() as interrupted, nullcontext() if resume else new_run_folder(run_dir):
         start = resumed_start(recipe, run_dir) if resume else fresh_start(recipe, run_dir, observer)
         if resume:
             remove_leftovers(run_dir)
@@ -61,7 +61,7 @@ def train(
             backend = (build_backend or _default_backend(recipe))(setup)
             try:
                 observer.stage_end()
-                return _Run(setup, start, backend, prompts, observer, started).run(updates)
+                return _Run(setup, start, backend, prompts, observer, started, interrupted).run(updates)
             except KeyboardInterrupt:
                 observer.warning(_how_to_go_on(recipe, run_dir))
                 raise
@@ -80,9 +80,11 @@ class _Run:
         prompts: PromptSource,
         observer: Observer,
         started: float,
+        interrupted: threading.Event,
     ) -> None:
         self._recipe, self._run_dir = setup.recipe, setup.run_dir
         self._start, self._started = start, started
+        self._interrupted = interrupted
         self._backend, self._prompts, self._observer = backend, prompts, observer
         self._warned_ages: set[str] = set()
         self._restarts = 0
@@ -128,6 +130,8 @@ class _Run:
         every = self._recipe.checkpoint.every
         if version == self._updates or (every and version % every == 0):
             self._save(*cursor)
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
 
     def _save(self, position: int, skipped: int) -> None:
         record = {
@@ -209,17 +213,24 @@ def _driver_log(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, with every process closed. Only the main thread may set handlers."""
+def _interruptible() -> Iterator[threading.Event]:
+    """SIGTERM ends a run as Ctrl-C does, with every process closed. Only the main thread may set handlers.
+
+    The event is set beside the KeyboardInterrupt: Python drops an exception that a signal raises inside a destructor
+    or a library's callback, and the run asks for the event after each update so that no request to end is lost.
+    """
+    requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield requested
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        requested.set()
         raise KeyboardInterrupt(f"signal {number}")
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield requested
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
