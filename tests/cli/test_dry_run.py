@@ -79,6 +79,23 @@ def test_memory_follows_the_recipe() -> None:
     assert half.learner_bytes > 16 * 134_515_008
 
 
+def test_activation_checkpointing_counts_inputs_of_layers() -> None:
+    plain, checkpointed = (
+        estimate_needs(recipe_with(learner={"micro_batch_tokens": 4096, "activation_checkpointing": on}))
+        for on in (False, True)
+    )
+    layer = 4 * 576 + 2 * 960 + 576 + 3 * 1536
+    assert plain.learner_bytes - checkpointed.learner_bytes == 4096 * 4 * (30 * layer - (30 * 2 * 576 + layer))
+
+
+def test_a_sequence_longer_than_the_micro_batch_counts_whole() -> None:
+    long, longer = (
+        estimate_needs(recipe_with(rollout={"max_new_tokens": new}, learner={"micro_batch_tokens": 64}))
+        for new in (1000, 2000)
+    )
+    assert longer.learner_bytes - long.learner_bytes == 1000 * 30 * (4 * 576 + 2 * 960 + 576 + 3 * 1536) * 4
+
+
 def test_notes_when_it_does_not_fit() -> None:
     needs = estimate_needs(recipe_with(rollout={"workers": 500, "threads": 4, "kv_tokens": 1_000_000}))
     notes = [line for line in needs.lines() if line.startswith("note:")]

@@ -28,11 +28,13 @@ SMOLLM2_135M = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The dimensions that decide memory: parameters, key-value width over all layers, context."""
+    """The dimensions that decide memory: parameters, key-value width over all layers, what a layer keeps, context."""
 
     parameters: int
     kv_values_per_token: int
-    activation_values_per_token: int
+    layers: int
+    hidden_size: int
+    layer_activations_per_token: int
     context: int
 
     @staticmethod
@@ -50,8 +52,10 @@ class ModelSize:
         return ModelSize(
             parameters=embeddings + layers * layer + hidden,
             kv_values_per_token=2 * layers * kv_size,
+            layers=layers,
+            hidden_size=hidden,
             # saved for the backward: two norms and residuals, qkv before and after rotary, attention, gate|up, product
-            activation_values_per_token=layers * (4 * hidden + 2 * (q_size + 2 * kv_size) + q_size + 3 * intermediate),
+            layer_activations_per_token=4 * hidden + 2 * (q_size + 2 * kv_size) + q_size + 3 * intermediate,
             context=config.get("max_position_embeddings", 2048),
         )
 
@@ -104,7 +108,10 @@ class Needs:
         if self.cores > self.cores_here:
             lines.append("note: more busy threads than cores; lower rollout.workers, rollout.threads, learner.threads")
         if self.memory_here_bytes is not None and self.memory_bytes > self.memory_here_bytes:
-            lines.append("note: may not fit; lower rollout.kv_tokens, rollout.max_running, learner.micro_batch_tokens")
+            lines.append(
+                "note: may not fit; lower rollout.kv_tokens, rollout.max_running, learner.micro_batch_tokens or set "
+                "learner.activation_checkpointing=true"
+            )
         return lines
 
 
@@ -120,7 +127,11 @@ def estimate_needs(recipe: Recipe) -> Needs:
     worker = PROCESS_BYTES + 3 * weights + kv_cache  # weights, packed panels, the next version while it is staged
 
     compute_copy = 0 if recipe.model.dtype == "float32" else weights  # an fp32 run computes on its masters
-    activations = recipe.learner.micro_batch_tokens * size.activation_values_per_token * width
+    activation_values = size.layers * size.layer_activations_per_token
+    if recipe.learner.activation_checkpointing:  # each layer's two inputs, and one layer that is run again
+        activation_values = size.layers * 2 * size.hidden_size + size.layer_activations_per_token
+    rows = max(recipe.learner.micro_batch_tokens, longest)  # a longer sequence is a micro-batch of its own
+    activations = rows * activation_values * width
     learner = PROCESS_BYTES + 16 * size.parameters + compute_copy + activations  # masters, gradients, two moments
     snapshots = (train.lag + 2) * weights  # lag + 1 kept for the audit, one on its way to the engines
 

@@ -64,6 +64,7 @@ class Learner:
         self.temperature = temperature
         self.version = 0
         self.optimizer = MasterOptimizer(decoder, config, total_updates)
+        decoder.activation_checkpointing = config.activation_checkpointing
 
     def step(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Train on graded trajectories and return the metrics of the step; version grows by 1.

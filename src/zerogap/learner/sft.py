@@ -28,6 +28,7 @@ def train_sft(
     total_steps: int,
     micro_batch_tokens: int,
     on_step: Callable[[int, float], None],
+    activation_checkpointing: bool = False,
 ) -> None:
     """One update per batch of (token_ids, loss_mask), total_steps in all; rate: warm-up, then half a cosine to 0.
 
@@ -44,6 +45,7 @@ def train_sft(
         }
     )
     optimizer = MasterOptimizer(decoder, config, total_steps)
+    decoder.activation_checkpointing = activation_checkpointing
     source = iter(batches)
     for step in range(total_steps):
         batch = next(source, None)

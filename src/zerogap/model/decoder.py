@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from zerogap.kernels import Kernels, RowBatch, Weight
 from zerogap.model.config import DecoderConfig
@@ -42,6 +43,8 @@ class Decoder:
     weights: fused names -> Weight: `embed`, `norm`, `head` (absent when tied), `layers.<i>.<field of Layer>`.
     vocab: ids below this can be sampled (the tokenizer's size; a padded head has more rows).
     eos_token_ids: ids that end a sequence. rotary: tables to share (`view`); default: computed from config.
+    activation_checkpointing: whether a forward with gradients keeps only the input of each layer, which the backward
+    pass then runs again (less memory, the same bits).
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Decoder:
         ]
         self.head = weights.get("head", weights["embed"])
         self.cos_PR, self.sin_PR = rotary or config.rotary_tables()
+        self.activation_checkpointing = False
         self._packed = False
 
     @property
@@ -72,26 +76,37 @@ class Decoder:
 
     def hidden(self, tokens_T: torch.Tensor, rows: RowBatch, cache: list[Any] | None = None) -> torch.Tensor:
         """int64 [T] -> final-normed hidden states [T, H]. Without a cache, rows must be packed (whole sequences)."""
-        kernels, eps, shape = self.kernels, self.config.rms_norm_eps, self.config.shape
         if rows.packed and max(rows.lengths, default=0) > self.config.max_position_embeddings:
             raise ValueError(
                 f"a sequence of {max(rows.lengths)} tokens exceeds the model's context "
                 f"(max_position_embeddings {self.config.max_position_embeddings})"
             )
-        x_TH = kernels.embedding(tokens_T, self.weights["embed"])
+        x_TH = self.kernels.embedding(tokens_T, self.weights["embed"])
         residual_TH: torch.Tensor | None = None
+        run_again = self.activation_checkpointing and torch.is_grad_enabled()
         for i, layer in enumerate(self.layers):
-            y_TH, residual_TH = kernels.rms_norm(x_TH, layer.input_norm, eps, residual_TH)
-            qkv_TE = kernels.linear(y_TH, layer.qkv, layer.qkv_bias)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                qkv_TE = kernels.head_norm(qkv_TE, layer.q_norm, layer.k_norm, eps, shape)
-            qkv_TE = kernels.rotary(qkv_TE, self.cos_PR, self.sin_PR, rows.positions_T, shape)
-            attended = kernels.attention(qkv_TE, rows, None if cache is None else cache[i], shape)
-            x_TH = kernels.linear(attended, layer.o, layer.o_bias)
-            y_TH, residual_TH = kernels.rms_norm(x_TH, layer.post_norm, eps, residual_TH)
-            gate_up_T2I = kernels.linear(y_TH, layer.gate_up, layer.gate_up_bias)
-            x_TH = kernels.linear(kernels.silu_mul(gate_up_T2I), layer.down, layer.down_bias)
-        return kernels.rms_norm(x_TH, self.weights["norm"], eps, residual_TH)[0]
+            inputs = (layer, x_TH, residual_TH, rows, None if cache is None else cache[i])
+            if run_again:
+                x_TH, residual_TH = checkpoint(self._layer, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_TH, residual_TH = self._layer(*inputs)
+        return self.kernels.rms_norm(x_TH, self.weights["norm"], self.config.rms_norm_eps, residual_TH)[0]
+
+    def _layer(
+        self, layer: Layer, x_TH: torch.Tensor, residual_TH: torch.Tensor | None, rows: RowBatch, cache: Any | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One block. What the last one wrote (x) and the residual stream before it -> the same two, one layer on."""
+        kernels, eps, shape = self.kernels, self.config.rms_norm_eps, self.config.shape
+        y_TH, residual_TH = kernels.rms_norm(x_TH, layer.input_norm, eps, residual_TH)
+        qkv_TE = kernels.linear(y_TH, layer.qkv, layer.qkv_bias)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv_TE = kernels.head_norm(qkv_TE, layer.q_norm, layer.k_norm, eps, shape)
+        qkv_TE = kernels.rotary(qkv_TE, self.cos_PR, self.sin_PR, rows.positions_T, shape)
+        attended = kernels.attention(qkv_TE, rows, cache, shape)
+        x_TH = kernels.linear(attended, layer.o, layer.o_bias)
+        y_TH, residual_TH = kernels.rms_norm(x_TH, layer.post_norm, eps, residual_TH)
+        gate_up_T2I = kernels.linear(y_TH, layer.gate_up, layer.gate_up_bias)
+        return kernels.linear(kernels.silu_mul(gate_up_T2I), layer.down, layer.down_bias), residual_TH
 
     def logits(self, hidden_BH: torch.Tensor) -> torch.Tensor:
         """fp32 [B, V]."""

@@ -72,6 +72,7 @@ def warm_start(recipe: Recipe, base: Path, folder: Path, observer: Observer) -> 
             settings.steps,
             recipe.learner.micro_batch_tokens,
             lambda done, loss: observer.progress(done, f"loss {loss:.3f}"),
+            recipe.learner.activation_checkpointing,
         )
     save_decoder(decoder, folder, base)
     observer.stage_end()
