@@ -32,6 +32,7 @@ SECTIONS = {
     "Recipe": "",
     "Model": "model",
     "CreateModel": "model.create",
+    "RopeScaling": "model.rope_scaling",
     "Task": "task",
     "WarmStart": "warm_start",
     "Rollout": "rollout",
@@ -85,7 +86,9 @@ def _default(value: ast.expr | None) -> tuple[str, list[str]]:
     limits = [f"{LIMITS[k.arg]} {ast.unparse(k.value)}" for k in value.keywords if k.arg in LIMITS]
     if value.args:
         return f"`{_yaml(value.args[0])}`", limits
-    factory = next(ast.unparse(k.value) for k in value.keywords if k.arg == "default_factory")
+    factory = next((ast.unparse(k.value) for k in value.keywords if k.arg == "default_factory"), None)
+    if factory is None:
+        return "required", limits
     return {"dict": "`{}`", "list": "`[]`"}.get(factory, "its defaults"), limits
 
 

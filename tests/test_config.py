@@ -87,6 +87,29 @@ def test_a_cache_without_room_for_an_answer_is_refused() -> None:
     assert parse_recipe(MINIMAL | {"rollout": {"kv_tokens": 64, "max_new_tokens": 63}}).rollout.kv_tokens == 64
 
 
+def test_another_context_belongs_to_a_given_checkpoint() -> None:
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    for key, value in (("max_position_embeddings", 16384), ("rope_scaling", yarn)):
+        assert "model.create.max_position_embeddings" in problem(model={"create": {}, key: value})
+        assert parse_recipe(MINIMAL | {"model": {"fetch": "smollm2-135m", key: value}}).model.changes_context
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"rope_type": "linear"}, "model.rope_scaling.factor: required"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "'linear', 'yarn' or 'llama3' (got 'dynamic')"),
+        ({"rope_type": "linear", "factor": 0.5}, "greater than or equal to 1 (got 0.5)"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 32.0}, "linear does not know beta_fast"),
+        ({"rope_type": "yarn", "factor": 2.0, "low_freq_factor": 1.0}, "yarn does not know low_freq_factor"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "needs low_freq_factor and high_freq_factor"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_fats": 16.0}, "did you mean 'beta_fast'?"),
+    ],
+)
+def test_rope_scaling_has_the_keys_of_its_type(scaling: dict[str, object], words: str) -> None:
+    assert words in problem(model={"fetch": "smollm2-135m", "rope_scaling": scaling})
+
+
 def test_wrong_types_and_sources() -> None:
     assert "train.updates" in problem(train={"updates": "many"})
     assert "exactly one of path, create, fetch" in problem(model={"create": {}, "path": "there"})

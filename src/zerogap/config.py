@@ -62,6 +62,41 @@ class CreateModel(Section):
         return self
 
 
+class RopeScaling(Section):
+    """Rotary positions stretched for a longer context, under the names of a Hugging Face config.json."""
+
+    rope_type: Literal["linear", "yarn", "llama3"]
+    """linear: all frequencies divided by factor. yarn, llama3: only those that turn seldom in the original context."""
+    factor: float = Field(ge=1)
+    """Longest context over the original one."""
+    original_max_position_embeddings: int | None = Field(None, ge=1)
+    """yarn, llama3: the context that the model was trained with; default: the checkpoint's own."""
+    attention_factor: float | None = Field(None, gt=0)
+    """yarn: what cos and sin are multiplied by; default: 0.1 ln(factor) + 1."""
+    beta_fast: float | None = Field(None, gt=0)
+    """yarn: pairs that turn more often in the original context are kept; default: 32."""
+    beta_slow: float | None = Field(None, gt=0)
+    """yarn: pairs that turn less often are stretched; default: 1."""
+    low_freq_factor: float | None = Field(None, gt=0)
+    """llama3, required: pairs that turn less often in the original context are stretched."""
+    high_freq_factor: float | None = Field(None, gt=0)
+    """llama3, required: pairs that turn more often are kept."""
+
+    @model_validator(mode="after")
+    def _keys_of_the_type(self) -> RopeScaling:
+        given = self.model_dump(exclude_none=True).keys() - {"rope_type", "factor"}
+        known = {
+            "linear": set(),
+            "yarn": {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"},
+            "llama3": {"original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+        }[self.rope_type]
+        if foreign := sorted(given - known):
+            raise ValueError(f"rope_type {self.rope_type} does not know {', '.join(foreign)}; remove it")
+        if self.rope_type == "llama3" and (self.low_freq_factor is None or self.high_freq_factor is None):
+            raise ValueError("rope_type llama3 needs low_freq_factor and high_freq_factor")
+        return self
+
+
 class Model(Section):
     """Exactly one of path, create, fetch says where the weights come from."""
 
@@ -70,6 +105,9 @@ class Model(Section):
     create: CreateModel | None = None
     fetch: Literal["smollm2-135m"] | None = None
     """A model that `zerogap model fetch` knows; downloaded once into the cache."""
+    max_position_embeddings: int | None = Field(None, ge=8)
+    """Context of the model, instead of its config.json's: longest prompt plus answer."""
+    rope_scaling: RopeScaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of weights and activations in engine and learner; masters and logprobs are fp32."""
     kernels: Literal["aligned", "standard"] = "aligned"
@@ -80,7 +118,16 @@ class Model(Section):
         given = [k for k in ("path", "create", "fetch") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of path, create, fetch (given: {', '.join(given) or 'none'})")
+        if self.create is not None and self.changes_context:
+            raise ValueError(
+                "max_position_embeddings and rope_scaling change a given checkpoint; the context of a created model is "
+                "model.create.max_position_embeddings"
+            )
         return self
+
+    @property
+    def changes_context(self) -> bool:
+        return self.max_position_embeddings is not None or self.rope_scaling is not None
 
 
 class Task(Section):

@@ -79,6 +79,12 @@ def test_memory_follows_the_recipe() -> None:
     assert half.learner_bytes > 16 * 134_515_008
 
 
+def test_the_recipe_sets_the_context() -> None:
+    model = {"fetch": "smollm2-135m", "max_position_embeddings": 16384}
+    assert ModelSize.from_recipe(recipe_with(model=model)).context == 16384
+    assert ModelSize.from_recipe(recipe_with()).context == 8192
+
+
 def test_activation_checkpointing_counts_inputs_of_layers() -> None:
     plain, checkpointed = (
         estimate_needs(recipe_with(learner={"micro_batch_tokens": 4096, "activation_checkpointing": on}))

@@ -29,7 +29,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     ("changes", "words"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, ["MixtralForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "default", "llama3"]),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, ["dynamic", "default", "yarn"]),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "rope_theta": 5e5}},
             ["llama3", "high_freq_factor, original_max_position_embeddings"],

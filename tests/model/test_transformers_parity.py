@@ -22,6 +22,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 COMMON = {
     "hidden_size": 64,
     "intermediate_size": 144,
@@ -35,6 +36,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": False}),
     "llama_tied_bias": ("LlamaConfig", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "llama3_rope": ("LlamaConfig", {"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}}),
+    "linear_rope": ("LlamaConfig", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "yarn_rope": ("LlamaConfig", {"rope_parameters": {**YARN, "rope_theta": 10000.0}}),
+    "yarn_rope_qwen3": ("Qwen3Config", {"rope_parameters": {**YARN, "rope_theta": 1e6}, "head_dim": 24}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": False}),
 }
@@ -76,6 +80,8 @@ def test_logits_match_transformers(case: str, kernels: str, tmp_path: Path) -> N
         {"tie_word_embeddings": False},
         {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
         {"rope_scaling": LLAMA3},
+        {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
+        {"rope_scaling": {**YARN, "beta_fast": 16.0, "attention_factor": 1.25, "truncate": False}},
         {"architecture": "qwen2", "qkv_bias": True},
         {"architecture": "qwen3", "qk_norm": True, "head_dim": 12},
     ],

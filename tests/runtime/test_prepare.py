@@ -112,6 +112,20 @@ def test_examples_longer_than_the_context_are_left_out(tmp_path):
     prepare_model(recipe(model={"create": roomy.model_dump(), "kernels": "standard"}), tmp_path, Observer())
 
 
+def test_another_context_goes_through_the_warm_start(tmp_path):
+    """The folder that is given stays as it is; the run begins with a longer context, stretched by yarn."""
+    source = prepare_model(recipe(warm_start=None), tmp_path / "source", Observer())
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    model = {"path": str(source), "kernels": "standard", "max_position_embeddings": 256, "rope_scaling": yarn}
+    start = prepare_model(recipe(model=model), tmp_path / "run", Observer())
+    assert start == tmp_path / "run" / "start_model"
+    config = load_decoder(start, "standard", "float32").config
+    assert config.max_position_embeddings == 256
+    assert config.rope_scaling == {**yarn, "original_max_position_embeddings": 64}
+    assert load_tokenizer(start).model_max_length == 256
+    assert load_decoder(source, "standard", "float32").config.rope_scaling is None
+
+
 def test_a_created_tokenizer_spells_prompts_and_solutions(tmp_path):
     task = make_task(recipe(task={"name": "spell_backward", "size": 100}).task)
     tokenizer = load_tokenizer(create_for_task(recipe().model.create, task, tmp_path / "m", seed=0))

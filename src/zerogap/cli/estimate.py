@@ -61,11 +61,13 @@ class ModelSize:
 
     @staticmethod
     def from_recipe(recipe: Recipe) -> ModelSize:
-        if recipe.model.path is not None:
-            return ModelSize.from_config(read_model_config(Path(recipe.model.path), key="model.path"))
-        if recipe.model.create is not None:
-            return ModelSize.from_config(_created(recipe.model.create))
-        return ModelSize.from_config(SMOLLM2_135M)
+        model = recipe.model
+        if model.create is not None:
+            return ModelSize.from_config(_created(model.create))
+        config = SMOLLM2_135M if model.path is None else read_model_config(Path(model.path), key="model.path")
+        if model.max_position_embeddings is not None:
+            config = {**config, "max_position_embeddings": model.max_position_embeddings}
+        return ModelSize.from_config(config)
 
 
 @dataclass(frozen=True)

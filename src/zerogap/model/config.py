@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from zerogap.kernels import AttentionShape
+from zerogap.model.rope import ROPE_KEYS, rotary_tables
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-ROPE_TYPES = ("default", "llama3")
-LLAMA3_ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 class UnsupportedModel(ValueError):
@@ -35,7 +33,7 @@ class DecoderConfig:
     vocab_size: int
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None  # llama3 only: factor, low_freq_factor, high_freq_factor, original...
+    rope_scaling: dict[str, Any] | None = None  # rope_type and its keys (model/rope.py); None: the default
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = True
     qkv_bias: bool = False
@@ -62,15 +60,9 @@ class DecoderConfig:
             raise UnsupportedModel(f"hidden_act {config['hidden_act']!r} is not supported; supported: silu")
         if config.get("use_sliding_window"):
             raise UnsupportedModel("use_sliding_window true is not supported; supported: full attention")
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        if rope_type not in ROPE_TYPES:
-            raise UnsupportedModel(f"rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-        missing = [key for key in LLAMA3_ROPE_KEYS if key not in rope] if rope_type == "llama3" else []
-        if missing:
-            raise UnsupportedModel(f"rope type 'llama3' needs {', '.join(missing)}, which config.json does not give")
         heads = config["num_attention_heads"]
         bias = bool(config.get("attention_bias", False))
+        rope_theta, rope_scaling = _rope(config)
         return DecoderConfig(
             architecture=family,
             hidden_size=config["hidden_size"],
@@ -81,8 +73,8 @@ class DecoderConfig:
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             vocab_size=config["vocab_size"],
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-            rope_scaling={k: v for k, v in rope.items() if k != "rope_theta"} if rope_type == "llama3" else None,
+            rope_theta=rope_theta,
+            rope_scaling=rope_scaling,
             max_position_embeddings=config.get("max_position_embeddings", 2048),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=True if family == "qwen2" else bias,
@@ -120,25 +112,25 @@ class DecoderConfig:
         return config
 
     def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, fp32 [max_position_embeddings, head_dim / 2].
-
-        Angles in fp32 in transformers' order of operations (checkpoints were trained with these); cos and sin are
-        taken in fp64 and rounded, so that they hardly depend on a vector library.
-        """
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim
-        frequencies = 1.0 / (self.rope_theta**exponents)
-        if self.rope_scaling is not None:
-            frequencies = _llama3_frequencies(frequencies, self.rope_scaling)
-        angles = (torch.arange(self.max_position_embeddings).float()[:, None] * frequencies).double()
-        return angles.cos().float().contiguous(), angles.sin().float().contiguous()
+        """cos and sin, fp32 [max_position_embeddings, head_dim / 2]."""
+        return rotary_tables(self.max_position_embeddings, self.head_dim, self.rope_theta, self.rope_scaling)
 
 
-def _llama3_frequencies(frequencies: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's scaling: long wavelengths are stretched by `factor`, short ones kept, a smooth ramp between
-    (transformers, modeling_rope_utils, `llama3`)."""
-    factor = scaling["factor"]
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    original = scaling["original_max_position_embeddings"]
-    wavelengths = 2 * math.pi / frequencies
-    smooth = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
-    return (1 - smooth) * frequencies / factor + smooth * frequencies
+def _rope(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """(rope_theta, scaling or None) of a config.json. Raises UnsupportedModel."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in ROPE_KEYS:
+        raise UnsupportedModel(f"rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_KEYS)}")
+    required, optional = ROPE_KEYS[rope_type]
+    missing = [key for key in required if rope.get(key) is None]
+    if missing:
+        raise UnsupportedModel(f"rope type {rope_type!r} needs {', '.join(missing)}, which config.json does not give")
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share not in (None, 1):
+        raise UnsupportedModel(
+            f"partial_rotary_factor {share} is not supported; supported: 1 (whole heads are rotated)"
+        )
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    scaling = {key: rope[key] for key in (*required, *optional) if rope.get(key) is not None}
+    return theta, {"rope_type": rope_type, **scaling} if scaling else None

@@ -18,6 +18,7 @@ from zerogap.env.task import Task, TaskError, make_task
 from zerogap.learner.sft import train_sft
 from zerogap.model.chat import load_tokenizer, render_solution
 from zerogap.model.checkpoint import load_decoder, save_decoder
+from zerogap.model.context import change_context
 from zerogap.model.create import create_model
 from zerogap.model.fetch import fetch_model
 from zerogap.runtime.observer import Observer
@@ -31,7 +32,8 @@ def prepare_model(recipe: Recipe, run_dir: str | Path, observer: Observer) -> Pa
     """The Hugging Face folder whose weights are version 0. Raises what its parts raise (TaskError, FetchError,
     CheckpointError); each model folder is whole or absent.
 
-    A created model goes to run_dir/base_model, the result of a warm start to run_dir/start_model.
+    A created model, and a given one with another context, goes to run_dir/base_model, the result of a warm start to
+    run_dir/start_model.
     """
     run_dir = Path(run_dir)
     base = _base_model(recipe, run_dir / "base_model", observer)
@@ -93,13 +95,16 @@ def _threads(count: int) -> Iterator[None]:
 
 def _base_model(recipe: Recipe, folder: Path, observer: Observer) -> Path:
     model = recipe.model
-    if model.path is not None:
-        return Path(model.path)
+    given = None if model.path is None else Path(model.path)
     if model.fetch is not None:
         observer.stage(f"fetch {model.fetch}")
-        fetched = fetch_model(model.fetch, progress=lambda text: observer.progress(0, text))
+        given = fetch_model(model.fetch, progress=lambda text: observer.progress(0, text))
         observer.stage_end()
-        return fetched
+    if given is not None:
+        if not model.changes_context:
+            return given
+        scaling = None if model.rope_scaling is None else model.rope_scaling.model_dump(exclude_none=True)
+        return change_context(given, folder, model.max_position_embeddings, scaling)
     assert model.create is not None
     observer.stage("create model")
     create_for_task(model.create, make_task(recipe.task), folder, recipe.seed)
