@@ -80,13 +80,6 @@ def test_an_empty_stop_string_is_refused() -> None:
     assert "rollout.stop: an empty stop string" in problem(rollout={"stop": ["END", ""]})
 
 
-def test_a_cache_without_room_for_an_answer_is_refused() -> None:
-    """65 tokens need 96 of KV cache in pages of 32; the message names both keys."""
-    text = problem(rollout={"kv_tokens": 64, "max_new_tokens": 64})
-    assert "rollout.kv_tokens 64" in text and "rollout.max_new_tokens 64" in text and "at least 96" in text
-    assert parse_recipe(MINIMAL | {"rollout": {"kv_tokens": 64, "max_new_tokens": 63}}).rollout.kv_tokens == 64
-
-
 def test_another_context_belongs_to_a_given_checkpoint() -> None:
     yarn = {"rope_type": "yarn", "factor": 2.0}
     for key, value in (("max_position_embeddings", 16384), ("rope_scaling", yarn)):
@@ -188,7 +181,7 @@ def test_overrides(tmp_path: Path) -> None:
         load_recipe(path, ["nonsense"])
     with pytest.raises(RecipeError, match=r"override 'train.lag=\[': the value is not valid YAML"):
         load_recipe(path, ["train.lag=["])
-    assert load_recipe(path, ["rollout.kv_tokens="]).rollout.kv_tokens is None
+    assert load_recipe(path, ["rollout.kv_cache_mb="]).rollout.kv_cache_mb is None
     with pytest.raises(RecipeError, match="is a value, not a section"):
         load_recipe(path, ["name.deeper=1"])
     with pytest.raises(RecipeError, match="did you mean 'lag'"):

@@ -192,9 +192,9 @@ class Rollout(Section):
     """Rows per engine step; longer prompts are prefilled in chunks."""
     page_size: Literal[8, 16, 32, 64] = 32
     """Positions per page of the KV cache. Bits do not depend on it."""
-    kv_tokens: int | None = Field(None, ge=64)
-    """Size of the KV cache in tokens, more than max_new_tokens; default: room for max_running sequences of full
-    length."""
+    kv_cache_mb: float | None = Field(None, gt=0)
+    """Memory of each worker's KV cache in megabytes (10^6 bytes), cut into whole pages; default: room for max_running
+    sequences as long as the task suggests. Too little costs time, not bits: samples wait or are preempted."""
     on_update: Literal["recompute", "finish"] = "recompute"
     """recompute: running requests drop their KV and go on with the new weights. finish: they end on the old."""
 
@@ -216,17 +216,6 @@ class Rollout(Section):
         if "" in values:
             raise ValueError("an empty stop string would end every answer at once; remove it")
         return values
-
-    @model_validator(mode="after")
-    def _room_for_an_answer(self) -> Rollout:
-        needed = -(-(self.max_new_tokens + 1) // self.page_size) * self.page_size
-        if self.kv_tokens is not None and self.kv_tokens < needed:
-            raise ValueError(
-                f"rollout.kv_tokens {self.kv_tokens} has no room for one answer of rollout.max_new_tokens "
-                f"{self.max_new_tokens}; raise kv_tokens to at least {needed} (whole pages of {self.page_size}) plus "
-                "the prompt, or lower max_new_tokens"
-            )
-        return self
 
 
 class Learner(Section):

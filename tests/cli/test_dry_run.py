@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zerogap.cli.estimate import SMOLLM2_135M, ModelSize, estimate_needs
+from zerogap.cli.estimate import estimate_needs
 from zerogap.cli.main import main
+from zerogap.cli.model_size import SMOLLM2_135M, ModelSize
 from zerogap.config import Recipe, load_recipe, parse_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -53,7 +54,7 @@ def test_untied_head_and_head_dim_count() -> None:
     config = {**SMOLLM2_135M, "tie_word_embeddings": False}
     assert ModelSize.from_config(config).parameters == 134_515_008 + 49152 * 576
     wide = ModelSize.from_config({**SMOLLM2_135M, "head_dim": 128})
-    assert wide.kv_values_per_token == 2 * 30 * 3 * 128
+    assert (wide.num_heads, wide.num_kv_heads, wide.head_dim) == (9, 3, 128)
 
 
 def test_tokens_and_lag() -> None:
@@ -67,16 +68,51 @@ def test_tokens_and_lag() -> None:
 
 def test_memory_follows_the_recipe() -> None:
     """More lag keeps more weight versions; bf16 halves KV cache and snapshots; masters and Adam stay fp32."""
-    base = estimate_needs(recipe_with(rollout={"kv_tokens": 4096}, train={"lag": 2}))
-    lagged = estimate_needs(recipe_with(rollout={"kv_tokens": 4096}, train={"lag": 4}))
+    base = estimate_needs(recipe_with(train={"lag": 2}))
+    lagged = estimate_needs(recipe_with(train={"lag": 4}))
     assert lagged.snapshot_bytes - base.snapshot_bytes == 2 * 134_515_008 * 4
-    assert base.kv_cache_bytes == 4096 * 2 * 30 * 192 * 4
+    assert base.kv_cache_bytes == 64 * (128 + 64) * 2 * 30 * 192 * 4  # max_running of an assumed prompt and an answer
 
     model = {"fetch": "smollm2-135m", "dtype": "bfloat16"}
-    half = estimate_needs(recipe_with(model=model, rollout={"kv_tokens": 4096}, train={"lag": 2}))
+    half = estimate_needs(recipe_with(model=model, train={"lag": 2}))
     assert half.kv_cache_bytes * 2 == base.kv_cache_bytes
     assert half.snapshot_bytes * 2 == base.snapshot_bytes
     assert half.learner_bytes > 16 * 134_515_008
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_a_memory_budget_becomes_whole_pages(dtype: str, width: int) -> None:
+    """100 MB in pages of 16 tokens of SmolLM2, with no byte above the budget and no page left out."""
+    model = {"fetch": "smollm2-135m", "dtype": dtype}
+    needs = estimate_needs(recipe_with(model=model, rollout={"kv_cache_mb": 100, "page_size": 16}))
+    page = 16 * 2 * 30 * 192 * width
+    assert needs.kv_pages == 100_000_000 // page
+    assert needs.kv_cache_bytes == needs.kv_pages * page
+    assert f"{needs.kv_pages:,} pages of 16 tokens" in "\n".join(needs.lines())
+
+
+@pytest.mark.parametrize(("kernels", "padded_dim"), [("aligned", 16), ("standard", 8)])
+def test_a_page_is_what_the_kernel_family_makes_of_it(kernels: str, padded_dim: int) -> None:
+    """The aligned kernels round the values' head_dim up to 16."""
+    create = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "num_layers": 3}
+    recipe = recipe_with(model={"create": create, "kernels": kernels}, rollout={"page_size": 8})
+    page, pages = ModelSize.from_recipe(recipe).kv_budget(recipe)
+    assert page == 3 * 8 * 2 * (8 + padded_dim) * 4 and pages is None
+
+
+def test_a_budget_without_room_for_an_answer_is_refused_before_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """65 tokens need 3 pages of 32, of 1,474,560 bytes each; 4.42 MB is 2 pages, 4.43 MB is enough."""
+    monkeypatch.chdir(tmp_path)
+    smollm2 = str(next(path for path in RECIPES if path.stem == "smollm2"))
+    command = ["train", smollm2, "model.dtype=float32", "rollout.max_new_tokens=64"]
+    assert main([*command, "rollout.kv_cache_mb=4.42"]) == 2
+    message = capsys.readouterr().err
+    for words in ("rollout.kv_cache_mb 4.42", "rollout.max_new_tokens 64", "2 pages of 32", "at least 4.43"):
+        assert words in message
+    assert list(tmp_path.iterdir()) == []
+    assert main([*command, "rollout.kv_cache_mb=4.43", "--dry-run"]) == 0
 
 
 def test_the_recipe_sets_the_context() -> None:
@@ -103,8 +139,8 @@ def test_a_sequence_longer_than_the_micro_batch_counts_whole() -> None:
 
 
 def test_notes_when_it_does_not_fit() -> None:
-    needs = estimate_needs(recipe_with(rollout={"workers": 500, "threads": 4, "kv_tokens": 1_000_000}))
+    needs = estimate_needs(recipe_with(rollout={"workers": 500, "threads": 4, "kv_cache_mb": 1_000_000}))
     notes = [line for line in needs.lines() if line.startswith("note:")]
     assert needs.cores == 2001
     assert len(notes) == 2
-    assert "rollout.workers" in notes[0] and "rollout.kv_tokens" in notes[1]
+    assert "rollout.workers" in notes[0] and "rollout.kv_cache_mb" in notes[1]

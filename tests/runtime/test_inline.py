@@ -351,3 +351,19 @@ def test_threads_do_not_change_bits(tiny_model: Path, tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(before)
     assert same_weights(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_small_cache_costs_time_and_no_bit(tiny_model: Path, tmp_path: Path) -> None:
+    """Room for one long sample instead of all of them: preempted again and again, trained to the same weights."""
+    roomy = tiny_recipe(tiny_model, train__updates=2)
+    tight = tiny_recipe(tiny_model, train__updates=2, rollout__kv_cache_mb=0.04)
+    for name, recipe in (("roomy", roomy), ("tight", tight)):
+        train(recipe, tmp_path / name)
+    lines = {name: metrics(tmp_path / name) for name in ("roomy", "tight")}
+    assert sum(line["kv/preemptions"] for line in lines["tight"]) > sum(
+        line["kv/preemptions"] for line in lines["roomy"]
+    )
+    page = 8 * 2 * 2 * (8 + 16) * 4  # of 8 tokens, 2 layers, 2 heads: keys of 8 and padded values of 16 fp32 numbers
+    assert {(line["kv/pages"], line["kv/bytes"]) for line in lines["tight"]} == {(13, 13 * page)}
+    assert 13 * page <= 40_000 < 14 * page
+    assert same_weights(tmp_path / "roomy", tmp_path / "tight")

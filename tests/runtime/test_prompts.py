@@ -79,7 +79,7 @@ def test_a_prompt_seen_again_meets_other_random_numbers() -> None:
 
 
 def test_longest_prompt_is_what_the_engine_accepts() -> None:
-    rollout = Rollout(max_new_tokens=10, page_size=8, kv_tokens=64)
+    rollout = Rollout(max_new_tokens=10, page_size=8)
     assert max_prompt_tokens(rollout, context=128, cache_tokens=64) == 55  # 55 + 10 - 1 = 64
     assert max_prompt_tokens(rollout, context=128, cache_tokens=71) == 55  # whole pages only
     assert max_prompt_tokens(rollout, context=32, cache_tokens=64) == 31

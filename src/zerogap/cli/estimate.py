@@ -7,67 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zerogap.cli.preflight import read_model_config
-from zerogap.config import CreateModel, Recipe
+from zerogap.cli.model_size import ModelSize
+from zerogap.config import Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = 450 << 20  # one Python process with torch and Ray loaded (measured: 0.4 to 0.5 GB)
 ASSUMED_PROMPT_TOKENS = 128  # the run itself measures the task's prompts; see runtime/prompts.py
-CHARACTER_VOCABULARY = 64  # a character tokenizer's rough size, before the task's text has been read
-SMOLLM2_135M = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """The dimensions that decide memory: parameters, key-value width over all layers, what a layer keeps, context."""
-
-    parameters: int
-    kv_values_per_token: int
-    layers: int
-    hidden_size: int
-    layer_activations_per_token: int
-    context: int
-
-    @staticmethod
-    def from_config(config: dict[str, Any]) -> ModelSize:
-        """From the keys of a Hugging Face config.json (biases and QK-norm are too small to count)."""
-        hidden = config["hidden_size"]
-        layers = config["num_hidden_layers"]
-        intermediate = config["intermediate_size"]
-        heads = config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads") or heads
-        head_dim = config.get("head_dim") or hidden // heads
-        q_size, kv_size = heads * head_dim, kv_heads * head_dim
-        layer = hidden * (q_size + 2 * kv_size) + q_size * hidden + 3 * hidden * intermediate + 2 * hidden
-        embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings", False) else 2)
-        return ModelSize(
-            parameters=embeddings + layers * layer + hidden,
-            kv_values_per_token=2 * layers * kv_size,
-            layers=layers,
-            hidden_size=hidden,
-            # saved for the backward: two norms and residuals, qkv before and after rotary, attention, gate|up, product
-            layer_activations_per_token=4 * hidden + 2 * (q_size + 2 * kv_size) + q_size + 3 * intermediate,
-            context=config.get("max_position_embeddings", 2048),
-        )
-
-    @staticmethod
-    def from_recipe(recipe: Recipe) -> ModelSize:
-        model = recipe.model
-        if model.create is not None:
-            return ModelSize.from_config(_created(model.create))
-        config = SMOLLM2_135M if model.path is None else read_model_config(Path(model.path), key="model.path")
-        if model.max_position_embeddings is not None:
-            config = {**config, "max_position_embeddings": model.max_position_embeddings}
-        return ModelSize.from_config(config)
 
 
 @dataclass(frozen=True)
@@ -78,6 +23,8 @@ class Needs:
     cores: int
     cores_here: int
     worker_bytes: int
+    kv_pages: int
+    kv_page_tokens: int
     kv_cache_bytes: int
     learner_bytes: int
     snapshot_bytes: int
@@ -99,7 +46,8 @@ class Needs:
             f"parameters           {self.parameters:,}",
             f"cores                {self.cores} busy (this machine: {self.cores_here})",
             f"memory               about {gigabytes(self.memory_bytes)}{here}",
-            f"  each worker        {gigabytes(self.worker_bytes)}, of it KV cache {gigabytes(self.kv_cache_bytes)}",
+            f"  each worker        {gigabytes(self.worker_bytes)}, of it KV cache {gigabytes(self.kv_cache_bytes)}: "
+            f"{self.kv_pages:,} pages of {self.kv_page_tokens} tokens",
             f"  learner            {gigabytes(self.learner_bytes)}: weights, masters, Adam, gradients, activations",
             f"  weight versions    {gigabytes(self.snapshot_bytes)}: those that a token within the lag may name",
             f"disk                 about {gigabytes(self.disk_bytes)}",
@@ -111,7 +59,7 @@ class Needs:
             lines.append("note: more busy threads than cores; lower rollout.workers, rollout.threads, learner.threads")
         if self.memory_here_bytes is not None and self.memory_bytes > self.memory_here_bytes:
             lines.append(
-                "note: may not fit; lower rollout.kv_tokens, rollout.max_running, learner.micro_batch_tokens or set "
+                "note: may not fit; lower rollout.kv_cache_mb, rollout.max_running, learner.micro_batch_tokens or set "
                 "learner.activation_checkpointing=true"
             )
         return lines
@@ -124,8 +72,11 @@ def estimate_needs(recipe: Recipe) -> Needs:
     weights = size.parameters * width
 
     longest = min(size.context, ASSUMED_PROMPT_TOKENS + rollout.max_new_tokens)
-    kv_tokens = rollout.kv_tokens or max(rollout.max_running * longest, min(size.context, 8192))
-    kv_cache = kv_tokens * size.kv_values_per_token * width
+    page, kv_pages = size.kv_budget(recipe)
+    if kv_pages is None:
+        kv_tokens = max(rollout.max_running * longest, min(size.context, 8192))
+        kv_pages = -(-kv_tokens // rollout.page_size)
+    kv_cache = kv_pages * page
     worker = PROCESS_BYTES + 3 * weights + kv_cache  # weights, packed panels, the next version while it is staged
 
     compute_copy = 0 if recipe.model.dtype == "float32" else weights  # an fp32 run computes on its masters
@@ -148,6 +99,8 @@ def estimate_needs(recipe: Recipe) -> Needs:
         cores=rollout.workers * rollout.threads + recipe.learner.threads,
         cores_here=len(os.sched_getaffinity(0)),
         worker_bytes=worker,
+        kv_pages=kv_pages,
+        kv_page_tokens=rollout.page_size,
         kv_cache_bytes=kv_cache,
         learner_bytes=learner,
         snapshot_bytes=snapshots,
@@ -175,16 +128,3 @@ def machine_memory_bytes() -> int | None:
 
 def gigabytes(count: int) -> str:
     return f"{count / 1e9:,.2f} GB"
-
-
-def _created(spec: CreateModel) -> dict[str, Any]:
-    return {
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "vocab_size": CHARACTER_VOCABULARY if spec.tokenizer == "characters" else spec.vocab_size,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "tie_word_embeddings": True,
-    }

@@ -13,9 +13,14 @@ LARGEST_LISTED_FOLDER = 5
 
 
 def check_recipe_inputs(recipe: Recipe) -> None:
-    """BadInput when the recipe's model folder, its task, or the task's worked solutions cannot exist."""
+    """BadInput when the recipe's model folder, its task, or the task's worked solutions cannot exist; RecipeError when
+    its KV cache holds no answer."""
     if recipe.model.path is not None:
         check_model(Path(recipe.model.path), key="model.path")
+    if recipe.rollout.kv_cache_mb is not None:
+        from zerogap.cli.model_size import ModelSize
+
+        ModelSize.from_recipe(recipe).kv_budget(recipe)
     check_task(recipe.task, solutions=recipe.warm_start is not None)
 
 

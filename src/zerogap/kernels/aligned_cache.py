@@ -20,6 +20,10 @@ class LayerCache:
     values: torch.Tensor
     page_size: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
 
 def new_cache(layers: int, pages: int, page_size: int, shape: AttentionShape, dtype: torch.dtype) -> list[LayerCache]:
     """Uninitialised: a slot is read only after a row has written it."""

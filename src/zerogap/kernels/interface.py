@@ -95,7 +95,7 @@ class Kernels(Protocol):
     def new_cache(
         self, layers: int, pages: int, page_size: int, shape: AttentionShape, dtype: torch.dtype
     ) -> list[Any]:
-        """Paged KV, one opaque entry per layer."""
+        """Paged KV, one opaque entry per layer; `nbytes` of an entry is its memory."""
         ...
 
     def copy_page(self, cache: list[Any], source: int, target: int) -> None:

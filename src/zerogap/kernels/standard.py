@@ -25,6 +25,10 @@ class LayerCache:
     v: torch.Tensor
     page_size: int
 
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
 
 def _leaf(weight: Weight) -> torch.Tensor:
     """The compute copy, connected to the master when gradients are recorded."""

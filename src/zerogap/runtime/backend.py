@@ -31,7 +31,7 @@ class RunSetup:
 
     model_folder: Hugging Face folder with the weights of `start_version` and the tokenizer.
     trainer_folder: checkpoint that holds the optimizer's state, or None at the start of a run.
-    kv_tokens: tokens of KV cache per engine (the recipe's number or the default derived from the task).
+    kv_tokens: tokens of KV cache per engine (from the recipe's memory budget or derived from the task).
     """
 
     recipe: Recipe
@@ -87,12 +87,15 @@ class Events:
 class EngineStats:
     """Counters since the start of the process, summed over engines.
 
-    busy_s: seconds spent in Engine.step. workers: engines that the sum covers. restarts: workers started again.
+    busy_s: seconds spent in Engine.step. kv_pages, kv_bytes: size of the KV caches. workers: engines that the sum
+    covers. restarts: workers started again.
     """
 
     sampled_tokens: int = 0
     preemptions: int = 0
     busy_s: float = 0.0
+    kv_pages: int = 0
+    kv_bytes: int = 0
     workers: int = 0
     restarts: int = 0
 
@@ -101,6 +104,8 @@ class EngineStats:
             self.sampled_tokens + other.sampled_tokens,
             self.preemptions + other.preemptions,
             self.busy_s + other.busy_s,
+            self.kv_pages + other.kv_pages,
+            self.kv_bytes + other.kv_bytes,
             self.workers + other.workers,
             self.restarts + other.restarts,
         )

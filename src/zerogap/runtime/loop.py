@@ -112,6 +112,9 @@ class _Meter:
             "wait/rollout_s": self._rollout_s,
             "wait/learner_s": self._learner_s,
             "queue/restarts": stats.restarts,
+            "kv/pages": stats.kv_pages,
+            "kv/bytes": stats.kv_bytes,
+            "kv/preemptions": stats.preemptions - self._stats.preemptions,
         }
         tokens = stats.sampled_tokens - self._stats.sampled_tokens
         busy_s = stats.busy_s - self._stats.busy_s

@@ -67,7 +67,8 @@ class PromptSource:
             return request, example
         raise RunFailed(
             f"all {len(self._task)} prompts of the task are longer than {self._max_prompt_tokens} tokens, the most "
-            "that the model's context and rollout.kv_tokens leave room for; shorten the prompts or choose another model"
+            "that the model's context and rollout.kv_cache_mb leave room for; shorten the prompts, raise "
+            "rollout.kv_cache_mb or choose another model"
         )
 
     def cursor(self, group_id: int) -> tuple[int, int]:

@@ -133,6 +133,8 @@ class RayBackend:
     def stats(self) -> EngineStats:
         total = EngineStats(workers=len(self._engines), restarts=sum(engine.restarts for engine in self._engines))
         for engine in self._engines:
+            total.kv_pages += engine.stats.kv_pages
+            total.kv_bytes += engine.stats.kv_bytes
             for stats in (engine.stats, engine.counted):
                 total.sampled_tokens += stats.sampled_tokens
                 total.preemptions += stats.preemptions

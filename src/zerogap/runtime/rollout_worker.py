@@ -76,7 +76,14 @@ class RolloutWorker:
 
     def stats(self) -> EngineStats:
         counters = self.engine.stats()
-        return EngineStats(counters["sampled_tokens"], counters["preemptions"], self._busy_s, workers=1)
+        return EngineStats(
+            sampled_tokens=counters["sampled_tokens"],
+            preemptions=counters["preemptions"],
+            busy_s=self._busy_s,
+            kv_pages=counters["pages_total"],
+            kv_bytes=counters["cache_bytes"],
+            workers=1,
+        )
 
     def _grade(self, trajectory: Trajectory, example: Example) -> None:
         """Reward, or the grader's error: then reward stays None, so the sample is in no mean and no loss."""

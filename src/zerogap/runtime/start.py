@@ -14,6 +14,7 @@ from zerogap.model.checkpoint import CheckpointError, check_folder, check_tokeni
 from zerogap.model.config import DecoderConfig
 from zerogap.runtime.backend import RunSetup
 from zerogap.runtime.checkpoint import checkpoints, load_record
+from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
 from zerogap.runtime.observer import Observer
 from zerogap.runtime.prepare import prepare_model
 from zerogap.runtime.prompts import PromptSource, kv_tokens, max_prompt_tokens
@@ -89,7 +90,11 @@ def prepare_prompts(recipe: Recipe, run_dir: Path, task: Task, start: Start) -> 
         return render_prompt(tokenizer, example.messages)
 
     rollout = recipe.rollout
-    cache = rollout.kv_tokens or kv_tokens(task, render, rollout, config.max_position_embeddings)
+    pages = pages_in_budget(rollout, page_bytes(recipe.model, config.num_layers, config.shape, rollout.page_size))
+    if pages is None:
+        cache = kv_tokens(task, render, rollout, config.max_position_embeddings)
+    else:
+        cache = pages * rollout.page_size
     prompts = PromptSource(
         task,
         PromptStream(len(task), recipe.seed),

@@ -158,7 +158,7 @@ class EmbeddedEngine:
         self.commit_weights(version)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start; running, waiting (held groups included) and pages_free now."""
+        """Counters since the start; running, waiting (held groups included), pages and bytes of the KV cache now."""
         return {
             **self._counters,
             "preemptions": self._scheduler.preemptions,
@@ -167,6 +167,7 @@ class EmbeddedEngine:
             "waiting": sum(len(group.waiting) for group in self._scheduler.groups.values()),
             "pages_free": self._pool.free,
             "pages_total": self._pool.pages,
+            "cache_bytes": self._runner.cache_bytes,
         }
 
     def _problem(self, request: GroupRequest) -> str | None:

@@ -19,6 +19,10 @@ class ModelRunner:
         self.page_size = page_size
         self._cache = decoder.new_cache(pages, page_size)
 
+    @property
+    def cache_bytes(self) -> int:
+        return sum(layer.nbytes for layer in self._cache)
+
     def copy_page(self, source: int, target: int) -> None:
         self.decoder.kernels.copy_page(self._cache, source, target)
 
