@@ -23,6 +23,10 @@ COMMANDS = {
     "model create": ("model_create", "make a small decoder with random weights and a tokenizer"),
     "model fetch": ("model_fetch", "download a small model into the cache"),
     "model info": ("model_info", "what a model folder holds and whether zerogap can run it"),
+    "bench kernels": ("bench_kernels", "speed of single operations against stock torch"),
+    "bench rollout": ("bench_rollout", "speed of sampling against transformers or vLLM"),
+    "bench learner": ("bench_learner", "speed of forward and backward against transformers"),
+    "bench step": ("bench_step", "speed of a whole RL step, aligned against standard kernels"),
     "doctor": ("doctor", "what this machine has and what follows from it"),
 }
 
@@ -44,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0 if arguments else 2
+    if len(arguments) == 2 and arguments[1] in ("-h", "--help") and _family(arguments[0]):
+        print(_overview(_family(arguments[0])))
+        return 0
     if arguments[0] == "--version":
         print(f"zerogap {_version()}")
         return 0
@@ -73,12 +80,17 @@ def _split_command(arguments: list[str]) -> tuple[str, list[str]]:
         name = " ".join(arguments[:words])
         if name in COMMANDS:
             return name, arguments[words:]
-    family = [name for name in COMMANDS if name.startswith(arguments[0] + " ")]
+    family = _family(arguments[0])
     if family:
         raise BadInput(f"{arguments[0]!r} needs one more word: {', '.join(family)}")
     near = difflib.get_close_matches(arguments[0], list(COMMANDS), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
     raise BadInput(f"unknown command {arguments[0]!r}; {hint}")
+
+
+def _family(word: str) -> list[str]:
+    """The commands of two words that begin with this one."""
+    return [name for name in COMMANDS if name.startswith(word + " ")]
 
 
 def _version() -> str:
@@ -90,9 +102,9 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _overview() -> str:
-    width = max(len(name) for name in COMMANDS) + 2
-    lines = [f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items()]
+def _overview(names: Sequence[str] = tuple(COMMANDS)) -> str:
+    width = max(len(name) for name in names) + 2
+    lines = [f"  {name:<{width}}{COMMANDS[name][1]}" for name in names]
     return (
         "usage: zerogap COMMAND [options]\n\n"
         "Asynchronous RL of language models in which the sampling engine and the learner compute the same bits.\n\n"

@@ -1,0 +1,56 @@
+"""The child's end of a side: one process, requests in as JSON lines on stdin, answers out on what was stdout.
+
+    python -m zerogap.bench.serve MODULE:FUNCTION JSON     calls FUNCTION(channel, **JSON)
+
+The function loads what it needs and warms up, says `ready`, then answers requests until there are no more. What it
+prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Channel:
+    """Requests and answers of one side. Both are dicts that JSON can carry."""
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def send(self, answer: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(answer) + "\n")
+        self._answers.flush()
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next request, or None when the parent wants no more."""
+        line = sys.stdin.readline()
+        return json.loads(line) if line else None
+
+    def serve(self, run: Callable[..., dict[str, Any]], **facts: Any) -> None:
+        """Say ready, with `facts`; then answer each request with what run(**request) returns and its `seconds`."""
+        self.send(facts)
+        while (request := self.receive()) is not None:
+            began = time.perf_counter()
+            answer = run(**request)
+            self.send({"seconds": time.perf_counter() - began} | answer)
+
+
+def main() -> None:
+    channel = Channel()
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    import torch
+
+    torch.set_num_threads(threads)
+    module, _, function = sys.argv[1].partition(":")
+    getattr(importlib.import_module(module), function)(channel, **json.loads(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

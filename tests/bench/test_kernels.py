@@ -1,0 +1,104 @@
+"""Kernel cases: ours and every stock call compute the same thing; the table takes the fastest stock kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from zerogap.bench.kernel_cases import SHAPE, build, measure
+from zerogap.bench.kernel_list import LARGEST_OUTPUT, LINEAR_SHAPES, OPS, ROWS, Case, KernelsSetting, cases
+from zerogap.bench.kernels import _row
+
+SMALL: list[Case] = [
+    {"op": "linear", "k": 96, "n": 80, "rows": 4},
+    {"op": "linear", "k": 96, "n": 80, "rows": 256},
+    {"op": "logprobs", "k": 96, "n": 80, "rows": 6},
+    {"op": "logprobs backward", "k": 96, "n": 80, "rows": 6},
+    {"op": "rms_norm", "k": 96, "rows": 3},
+    {"op": "silu_mul", "k": 96, "rows": 3},
+    {"op": "attention", "sequences": 2, "length": 9},
+    {"op": "attention backward", "sequences": 2, "length": 9},
+]
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}  # of the largest value
+
+
+def flat(op: str, name: str, result: Any) -> list[torch.Tensor]:
+    """Comparable tensors: attention of ours is [rows, heads * dim] and its qkv gradient one tensor."""
+    if op == "rms_norm":
+        result = result[0] if name == "ours" else result
+    parts = list(result) if isinstance(result, tuple) else [result]
+    if op.startswith("attention") and name == "ours":
+        heads = [parts[0].unflatten(1, (-1, SHAPE.head_dim))]
+        if op == "attention backward":
+            heads = list(heads[0].split([SHAPE.q_heads, SHAPE.kv_heads, SHAPE.kv_heads], dim=1))
+        parts = [head.unflatten(0, (2, 9)).transpose(1, 2) for head in heads]
+    return [part.detach().flatten().float() for part in parts]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case['op']}-{case.get('rows', 'T')}")
+def test_all_calls_compute_the_same(case: Case, dtype: str) -> None:
+    torch.manual_seed(0)
+    calls = build(**case, dtype=dtype)
+    ours, *others = ([*flat(case["op"], name, call())] for name, call in calls.items())
+    assert others
+    for other in others:
+        for a, b in zip(ours, other, strict=True):
+            assert (a - b).abs().max() <= TOLERANCE[dtype] * b.abs().max()
+
+
+def test_decode_case_runs() -> None:
+    for call in build("attention decode", "float32", sequences=2, length=64).values():
+        assert torch.isfinite(call()).all()  # type: ignore[arg-type]
+
+
+def test_measure_takes_turns() -> None:
+    order: list[str] = []
+    times = measure({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
+    assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
+    runs = [name for index, name in enumerate(order) if index == 0 or order[index - 1] != name]
+    assert runs == ["a", "b"] * 3  # the warm-up, then two rounds
+
+
+def test_every_linear_case_of_the_table() -> None:
+    found = cases(KernelsSetting(("float32", "bfloat16"), OPS, ROWS, 1, 1))
+    linear = {(c["dtype"], c["k"], c["n"], c["rows"]) for c in found if c["op"] == "linear"}
+    expected = {(dtype, k, n, m) for dtype, shapes in LINEAR_SHAPES.items() for k, n in shapes for m in ROWS}
+    assert expected - linear == {(dtype, 576, 49152, 4096) for dtype in LINEAR_SHAPES}
+    assert all(rows * n <= LARGEST_OUTPUT for _, _, n, rows in linear)
+    assert {c["op"] for c in found} == {
+        "linear",
+        "attention",
+        "attention backward",
+        "attention decode",
+        "logprobs",
+        "logprobs backward",
+        "rms_norm",
+        "silu_mul",
+    }
+
+
+class FakeSide:
+    def __init__(self, times: dict[str, list[float]]) -> None:
+        self.times = times
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert request["rounds"] == 3
+        return {"times": self.times}
+
+
+def test_the_fastest_stock_kernel_is_the_peer() -> None:
+    case = {"op": "linear", "dtype": "float32", "k": 1000, "n": 1000, "rows": 8}
+    times = {"ours": [2.0, 1.0, 9.0], "F.linear": [4.0] * 3, "oneDNN": [3.0, 5.0, 1.0], "oneDNN packed": [1.0] * 3}
+    row = _row(case, FakeSide(times), 3, peak_gflops=1.0)  # type: ignore[arg-type]
+    assert row["peer"] == "oneDNN" and row["ratio"] == 2.0 / 3.0 and row["bar"] == "<= 1.00"
+    assert row["packed_ratio"] == 2.0 and "share" not in row
+    assert row["ours_gflops"] == pytest.approx(0.008) and row["peer_gflops"] == pytest.approx(0.016 / 3)
+
+
+def test_learner_products_have_their_share_of_the_peak() -> None:
+    case = {"op": "linear", "dtype": "float32", "k": 1000, "n": 1000, "rows": 1024}
+    row = _row(case, FakeSide({"ours": [1.0] * 3, "F.linear": [2.0] * 3}), 3, peak_gflops=4.096)  # type: ignore[arg-type]
+    assert row["share"] == pytest.approx(0.5) and row["share_bar"] == ">= 0.90" and "packed_ratio" not in row
