@@ -39,8 +39,10 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/learner.py $(ARGS)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rollout.py "$$($(BIN)/zerogap model fetch smollm2-135m)" $(ARGS)
+	$(BIN)/zerogap bench kernels $(ARGS)
+	$(BIN)/zerogap bench learner $(ARGS)
+	$(BIN)/zerogap bench rollout $(ARGS)
+	$(BIN)/zerogap bench step --recipe recipes/tiny.yaml $(ARGS)
 
 setup: $(STAMP)
 

@@ -34,7 +34,7 @@ def test_every_key_of_the_recipe_says_what_follows() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_pages_exist(page: Path) -> None:
     text = page.read_text()
-    for words in re.findall(r"\bzerogap ((?:model )?[a-z]+)\b(?=[ `\n])", "\n".join(_code(text))):
+    for words in re.findall(r"\bzerogap ((?:(?:model|bench) )?[a-z]+)\b(?=[ `\n])", "\n".join(_code(text))):
         assert words in COMMANDS, words
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for target in re.findall(r"\bmake ([a-z]+)\b", "\n".join(_code(text))):
