@@ -46,15 +46,19 @@ struct Sequences {
   long pages_per_sequence;
 };
 
-// Writes the keys and values of fused qkv rows [q heads | k heads | v heads] into their slots.
+// Writes the keys and values of fused qkv rows [q heads | k heads | v heads] into their slots; copies [count, 2] are
+// (row, slot), further slots for some rows.
 template <class T>
-void write_cache(const T* qkv, const int32_t* slots, long rows, const PagedCache<T>& cache) {
+void write_cache(const T* qkv, const int32_t* slots, long rows, const int32_t* copies, long copy_count,
+                 const PagedCache<T>& cache) {
   const HeadShape& shape = cache.shape;
   const long dim = shape.head_dim, padded = shape.padded_dim();
-  parallel_rows(rows, 4 * shape.kv_heads * dim, [&](long t) {
-    const T* key = qkv + t * shape.row() + shape.q_heads * dim;
+  parallel_rows(rows + copy_count, 4 * shape.kv_heads * dim, [&](long i) {
+    const long row = i < rows ? i : copies[2 * (i - rows)];
+    const long slot = i < rows ? slots[i] : copies[2 * (i - rows) + 1];
+    const T* key = qkv + row * shape.row() + shape.q_heads * dim;
     const T* value = key + shape.kv_heads * dim;
-    const long page = slots[t] / cache.page_size, offset = slots[t] % cache.page_size;
+    const long page = slot / cache.page_size, offset = slot % cache.page_size;
     for (long h = 0; h < shape.kv_heads; ++h, key += dim, value += dim) {
       T* key_column = cache.key_page(page, h) + offset;
       for (long d = 0; d < dim; ++d) key_column[d * cache.page_size] = key[d];

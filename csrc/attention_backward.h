@@ -1,6 +1,11 @@
-// Gradient of attention over packed whole sequences: probabilities are recomputed from q, k and the saved log sums.
-// One task per sequence and kv head writes its own dq, dk and dv, so the result does not depend on the threads.
+// Gradient of attention over packed rows: probabilities are recomputed from q, k and the saved log sums. A task is one
+// block of 64 keys of one kv head. It owns dk and dv of its keys; dq of a tile of queries is added up over the blocks
+// in ascending order, whichever threads run them, so the result does not depend on the threads. Scratch is one fp32
+// copy of dq (by all threads together) and a few tiles per thread.
 #pragma once
+
+#include <atomic>
+#include <thread>
 
 #include "attention.h"
 
@@ -14,110 +19,173 @@ inline void transpose_block(const float* source, long rows, long columns, float*
                       reinterpret_cast<uint32_t*>(target + c * target_stride + r), target_stride);
 }
 
-// qkv, out, dout in T; dqkv [T rows, fused] in T. Everything between is fp32, head_dim padded to 16 with zeros.
+// Everything between the arrays (in T) is fp32, head_dim padded to 16 with zeros. Matrices of keys x queries have the
+// keys as rows; column c of query tile i is the query of row i * tile_positions + c / group, head c % group of the kv
+// head. The key of row t is seen by the rows t .. key_ends[t] - 1: those of its own sequence and, where it belongs to
+// a shared prefix, of every sequence that goes on from it.
 template <class T>
-void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv, long sequences,
-                        const int32_t* starts, const HeadShape& shape, float score_scale) {
-  const long dim = shape.head_dim, padded = shape.padded_dim(), group = shape.group();
-  const long positions_per_tile = std::max(1l, kKeyBlock / group);
-  const long tile_rows = round_up(positions_per_tile * group, kLanes);
-  double work = 0;
-  for (long s = 0; s < sequences; ++s) {
-    const double length = starts[s + 1] - starts[s];
-    work += length * length * dim * shape.q_heads * 5;
-  }
-  parallel_for(sequences * shape.kv_heads, work, Denormals::kept, [&](long task) {
-    const long s = task / shape.kv_heads, h = task % shape.kv_heads;
-    const long first = starts[s], length = starts[s + 1] - first;
-    if (length == 0) return;
-    const long keys_padded = round_up(length, kKeyBlock);
-    const long rows_padded = round_up(length, positions_per_tile) * group + kLanes;
-    float* p = scratch<float>(Scratch::attention, 2 * keys_padded * padded + 3 * rows_padded * padded + rows_padded +
-                                                      4 * kKeyBlock * padded + 4 * kKeyBlock * tile_rows);
-    auto take = [&](long n) { return std::exchange(p, p + n); };
-    float* keys = take(keys_padded * padded);
-    float* values = take(keys_padded * padded);
-    float* queries = take(rows_padded * padded);
-    float* dqueries = take(rows_padded * padded);
-    float* douts = take(rows_padded * padded);
-    float* deltas = take(rows_padded);
-    float* keys_t = take(kKeyBlock * padded);
-    float* values_t = take(kKeyBlock * padded);
-    float* dkeys = take(kKeyBlock * padded);
-    float* dvalues = take(kKeyBlock * padded);
-    float* probabilities = take(kKeyBlock * tile_rows);
-    float* probabilities_t = take(kKeyBlock * tile_rows);
-    float* dscores = take(kKeyBlock * tile_rows);
-    float* dscores_t = take(kKeyBlock * tile_rows);
+struct AttentionBackward {
+  const T *qkv, *out;
+  const float* log_sums;  // [rows, q_heads]
+  const T* dout;
+  T* dqkv;
+  long rows;
+  const int32_t* key_ends;
+  HeadShape shape;
+  float score_scale;
 
-    auto widen_row = [&](const T* source, float* target) {
-      for_vectors(dim, [&](long d, int n) { store(target + d, load(source + d, n)); });
-    };
-    std::fill_n(keys, 2 * keys_padded * padded, 0.f);  // keys and values
-    std::fill_n(dqueries, rows_padded * padded, 0.f);
-    for (long i = 0; i < length; ++i) {
-      const T* row = qkv + (first + i) * shape.row();
-      widen_row(row + (shape.q_heads + h) * dim, keys + i * padded);
-      widen_row(row + (shape.q_heads + shape.kv_heads + h) * dim, values + i * padded);
-      for (long g = 0; g < group; ++g) {
-        const long r = i * group + g, head = h * group + g;
-        const long offset = ((first + i) * shape.q_heads + head) * dim;
-        widen_row(row + head * dim, queries + r * padded);
-        widen_row(dout + offset, douts + r * padded);
+  const long dim = shape.head_dim, padded = shape.padded_dim(), group = shape.group();
+  const long tile_positions = std::max(1l, kKeyBlock / group), columns = round_up(tile_positions * group, kLanes);
+  const long tiles = ceil_divide(rows, tile_positions), blocks = ceil_divide(rows, kKeyBlock);
+  std::vector<long> block_ends{};                   // one past the last row that sees a key of the block
+  std::vector<std::atomic<int32_t>> contributed{};  // [tiles, kv_heads] 1 + the last block whose part is in dq, or 0
+  float *deltas = nullptr, *dqueries = nullptr;     // [rows, q_heads]; [tiles, kv_heads, padded, columns]
+
+  void run() {
+    double work = 0;
+    block_ends.resize(blocks);
+    for (long b = 0; b < blocks; ++b) {
+      const int32_t* ends = key_ends + b * kKeyBlock;
+      block_ends[b] = *std::max_element(ends, ends + std::min<long>(kKeyBlock, rows - b * kKeyBlock));
+      work += 10.0 * kKeyBlock * (block_ends[b] - b * kKeyBlock) * shape.q_heads * dim;
+    }
+    contributed = std::vector<std::atomic<int32_t>>(tiles * shape.kv_heads);
+    deltas = scratch<float>(Scratch::gradient, rows * shape.q_heads + tiles * shape.kv_heads * padded * columns);
+    dqueries = deltas + rows * shape.q_heads;
+    parallel_rows(rows, 2 * shape.q_heads * dim, [&](long t) {
+      for (long i = t * shape.q_heads; i < (t + 1) * shape.q_heads; ++i) {
         Vec delta = splat(0.f);
-        for_vectors(dim, [&](long d, int n) { delta = fma(load(dout + offset + d, n), load(out + offset + d, n), delta); });
-        deltas[r] = sum_lanes(delta);
-      }
-    }
-    for (long k0 = 0; k0 < length; k0 += kKeyBlock) {
-      const float* key_block = keys + k0 * padded;
-      transpose_block(key_block, kKeyBlock, padded, keys_t, kKeyBlock);
-      transpose_block(values + k0 * padded, kKeyBlock, padded, values_t, kKeyBlock);
-      std::fill_n(dkeys, kKeyBlock * padded, 0.f);
-      std::fill_n(dvalues, kKeyBlock * padded, 0.f);
-      for (long i0 = k0 / positions_per_tile * positions_per_tile; i0 < length; i0 += positions_per_tile) {
-        const long rows = std::min(positions_per_tile, length - i0) * group, r0 = i0 * group;
-        multiply(rows, kKeyBlock, queries + r0 * padded, padded, keys_t, kKeyBlock, padded, probabilities, kKeyBlock,
-                 false);
-        multiply(rows, kKeyBlock, douts + r0 * padded, padded, values_t, kKeyBlock, padded, dscores, kKeyBlock, false);
-        for (long r = 0; r < tile_rows; ++r) {
-          float* prob = probabilities + r * kKeyBlock;
-          float* dscore = dscores + r * kKeyBlock;
-          const long position = i0 + r / group;
-          const long visible = r < rows ? std::clamp(position - k0 + 1, 0l, long{kKeyBlock}) : 0;
-          if (visible > 0) {
-            const Vec log_sum = splat(log_sums[(first + position) * shape.q_heads + h * group + r % group]);
-            const Vec delta = splat(deltas[r0 + r]), scale = splat(score_scale);
-            for (long j = 0; j < kKeyBlock; j += kLanes) {
-              Vec probability = exp(load(prob + j) * scale - log_sum);
-              store(prob + j, probability);
-              store(dscore + j, probability * (load(dscore + j) - delta) * scale);
-            }
-          }
-          std::fill(prob + visible, prob + kKeyBlock, 0.f);
-          std::fill(dscore + visible, dscore + kKeyBlock, 0.f);
-        }
-        transpose_block(probabilities, tile_rows, kKeyBlock, probabilities_t, tile_rows);
-        transpose_block(dscores, tile_rows, kKeyBlock, dscores_t, tile_rows);
-        multiply(kKeyBlock, padded, probabilities_t, tile_rows, douts + r0 * padded, padded, rows, dvalues, padded,
-                 true);
-        multiply(kKeyBlock, padded, dscores_t, tile_rows, queries + r0 * padded, padded, rows, dkeys, padded, true);
-        multiply(rows, padded, dscores, kKeyBlock, key_block, padded, kKeyBlock, dqueries + r0 * padded, padded, true);
-      }
-      for (long i = k0; i < std::min(length, k0 + kKeyBlock); ++i) {
-        T* row = dqkv + (first + i) * shape.row();
-        const long local = (i - k0) * padded;
         for_vectors(dim, [&](long d, int n) {
-          store(row + (shape.q_heads + h) * dim + d, load(dkeys + local + d), n);
-          store(row + (shape.q_heads + shape.kv_heads + h) * dim + d, load(dvalues + local + d), n);
+          delta = fma(load(dout + i * dim + d, n), load(out + i * dim + d, n), delta);
         });
+        deltas[i] = sum_lanes(delta);
       }
+    });
+    // Blocks ascending, heads within a block: a task rarely has to wait for the one before it of its head.
+    parallel_for(blocks * shape.kv_heads, work, Denormals::kept,
+                 [&](long task) { key_block(task / shape.kv_heads, task % shape.kv_heads); });
+  }
+
+  // The tiles of one thread; *_t are transposed.
+  struct Buffers {
+    float *keys, *values, *keys_t, *dkeys, *dvalues;  // [64][padded]
+    float *queries, *douts, *queries_t, *douts_t;     // [columns][padded]
+    float *probabilities, *dscores;                   // [64][columns]
+    float *log_sums, *deltas;                         // [columns]
+
+    Buffers(long padded, long columns) {
+      const long size = (5 * padded + 2 * columns) * kKeyBlock + (4 * padded + 2) * columns;
+      float* p = scratch<float>(Scratch::attention, size);
+      auto take = [&](long n) { return std::exchange(p, p + n); };
+      for (float** key_side : {&keys, &values, &keys_t, &dkeys, &dvalues}) *key_side = take(kKeyBlock * padded);
+      for (float** query_side : {&queries, &douts, &queries_t, &douts_t}) *query_side = take(columns * padded);
+      for (float** scores : {&probabilities, &dscores}) *scores = take(kKeyBlock * columns);
+      for (float** per_query : {&log_sums, &deltas}) *per_query = take(columns);
     }
-    for (long r = 0; r < length * group; ++r) {
-      T* row = dqkv + (first + r / group) * shape.row() + (h * group + r % group) * dim;
-      for_vectors(dim, [&](long d, int n) { store(row + d, load(dqueries + r * padded + d), n); });
+  };
+
+  void key_block(long b, long head) {
+    const Buffers buffer(padded, columns);
+    const long first = b * kKeyBlock, count = std::min<long>(kKeyBlock, rows - first);
+    for (long j = 0; j < kKeyBlock; ++j) {
+      const T* key = j < count ? qkv + (first + j) * shape.row() + (shape.q_heads + head) * dim : nullptr;
+      widen_row(key, buffer.keys + j * padded);
+      widen_row(key ? key + shape.kv_heads * dim : nullptr, buffer.values + j * padded);
     }
-  });
+    transpose_block(buffer.keys, kKeyBlock, padded, buffer.keys_t, kKeyBlock);
+    std::fill_n(buffer.dkeys, kKeyBlock * padded, 0.f);
+    std::fill_n(buffer.dvalues, kKeyBlock * padded, 0.f);
+    for (long i = first / tile_positions; i * tile_positions < block_ends[b]; ++i) {
+      const long queries = read_queries(i, head, buffer);
+      multiply(count, columns, buffer.keys, padded, buffer.queries_t, columns, dim, buffer.probabilities, columns,
+               false);
+      multiply(count, columns, buffer.values, padded, buffer.douts_t, columns, dim, buffer.dscores, columns, false);
+      for (long j = 0; j < count; ++j) score_gradients(first + j, j, i * tile_positions, queries, buffer);
+      multiply(count, padded, buffer.probabilities, columns, buffer.douts, padded, queries, buffer.dvalues, padded,
+               true);
+      multiply(count, padded, buffer.dscores, columns, buffer.queries, padded, queries, buffer.dkeys, padded, true);
+      add_query_gradients(b, count, i, head, buffer);
+    }
+    for (long j = 0; j < count; ++j) {
+      T* dkey = dqkv + (first + j) * shape.row() + (shape.q_heads + head) * dim;
+      for_vectors(dim, [&](long d, int n) {
+        store(dkey + d, load(buffer.dkeys + j * padded + d) * splat(score_scale), n);
+        store(dkey + shape.kv_heads * dim + d, load(buffer.dvalues + j * padded + d), n);
+      });
+    }
+  }
+
+  void widen_row(const T* source, float* target) const {  // null: a row of zeros
+    if (source)
+      for_vectors(dim, [&](long d, int n) { store(target + d, load(source + d, n)); });
+    else
+      std::fill_n(target, padded, 0.f);
+  }
+
+  // Fills the query side of the buffers; returns the number of columns that are queries.
+  long read_queries(long tile, long head, const Buffers& buffer) const {
+    const long first = tile * tile_positions, count = std::min(tile_positions, rows - first) * group;
+    for (long c = 0; c < columns; ++c) {
+      const long row = first + c / group, query_head = head * group + c % group;
+      const bool real = c < count;
+      widen_row(real ? qkv + row * shape.row() + query_head * dim : nullptr, buffer.queries + c * padded);
+      widen_row(real ? dout + (row * shape.q_heads + query_head) * dim : nullptr, buffer.douts + c * padded);
+      buffer.log_sums[c] = real ? log_sums[row * shape.q_heads + query_head] : 0.f;
+      buffer.deltas[c] = real ? deltas[row * shape.q_heads + query_head] : 0.f;
+    }
+    transpose_block(buffer.queries, columns, padded, buffer.queries_t, columns);
+    transpose_block(buffer.douts, columns, padded, buffer.douts_t, columns);
+    return count;
+  }
+
+  // Row j of the block: scores become probabilities, and gradients of probabilities those of scores.
+  void score_gradients(long key, long j, long first_position, long queries, const Buffers& buffer) const {
+    float *probability = buffer.probabilities + j * columns, *dscore = buffer.dscores + j * columns;
+    const long seen = std::clamp((key - first_position) * group, 0l, queries);
+    const long unseen = std::clamp((key_ends[key] - first_position) * group, seen, queries);
+    for (long c = seen / kLanes * kLanes; c < unseen; c += kLanes) {
+      const Vec p = exp(load(probability + c) * splat(score_scale) - load(buffer.log_sums + c));
+      store(probability + c, p);
+      store(dscore + c, p * (load(dscore + c) - load(buffer.deltas + c)));
+    }
+    for (float* values : {probability, dscore}) {
+      std::fill(values, values + seen, 0.f);
+      std::fill(values + unseen, values + columns, 0.f);
+    }
+  }
+
+  // Adds the block's part of dq of a tile, after the parts of all earlier blocks; the last block writes dq.
+  void add_query_gradients(long b, long count, long tile, long head, const Buffers& buffer) {
+    long before = b - 1;
+    while (before >= 0 && block_ends[before] <= tile * tile_positions) --before;
+    std::atomic<int32_t>& turn = contributed[tile * shape.kv_heads + head];
+    for (int spins = 0; turn.load(std::memory_order_acquire) != before + 1; ++spins)
+      if (spins > 1000) std::this_thread::yield();
+    float* dquery_t = dqueries + (tile * shape.kv_heads + head) * padded * columns;
+    multiply(dim, columns, buffer.keys_t, kKeyBlock, buffer.dscores, columns, count, dquery_t, columns, before >= 0);
+    turn.store(static_cast<int32_t>(b + 1), std::memory_order_release);
+
+    const long first = tile * tile_positions, last = std::min(rows, first + tile_positions);
+    if (b != (last - 1) / kKeyBlock) return;
+    std::fill_n(dquery_t + dim * columns, (padded - dim) * columns, 0.f);
+    float* dquery = buffer.queries;  // read for the last time above
+    for (long r = 0; r < padded; r += 16)
+      for (long c = 0; c < columns; c += 16)
+        transpose_16x16(reinterpret_cast<const uint32_t*>(dquery_t + r * columns + c), columns,
+                        reinterpret_cast<uint32_t*>(dquery + c * padded + r), padded);
+    for (long c = 0; c < (last - first) * group; ++c) {
+      T* target = dqkv + (first + c / group) * shape.row() + (head * group + c % group) * dim;
+      for_vectors(dim, [&](long d, int n) {
+        store(target + d, load(dquery + c * padded + d) * splat(score_scale), n);
+      });
+    }
+  }
+};
+
+template <class T>
+void attention_backward(const T* qkv, const T* out, const float* log_sums, const T* dout, T* dqkv, long rows,
+                        const int32_t* key_ends, const HeadShape& shape, float score_scale) {
+  AttentionBackward<T>{qkv, out, log_sums, dout, dqkv, rows, key_ends, shape, score_scale}.run();
 }
 
 }  // namespace zerogap

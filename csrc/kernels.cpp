@@ -108,21 +108,22 @@ void silu_mul_backward_entry(int dtype, const void* gate_up, const void* dy, voi
 
 void attention_entry(int dtype, const void* qkv, void* out, float* log_sums, long rows, long sequences,
                      const int32_t* starts, const int32_t* first_positions, const int32_t* pages,
-                     long pages_per_sequence, const int32_t* slots, void* keys, void* values, long page_size,
-                     long q_heads, long kv_heads, long dim, float score_scale) {
+                     long pages_per_sequence, const int32_t* slots, const int32_t* copies, long copy_count,
+                     void* keys, void* values, long page_size, long q_heads, long kv_heads, long dim,
+                     float score_scale) {
   with_type(dtype, [&](auto t) {
     using T = decltype(t);
     const PagedCache<T> cache{Any{keys}, Any{values}, page_size, {q_heads, kv_heads, dim}};
-    write_cache<T>(Any{qkv}, slots, rows, cache);
+    write_cache<T>(Any{qkv}, slots, rows, copies, copy_count, cache);
     attention<T>(Any{qkv}, Any{out}, log_sums, {sequences, starts, first_positions, pages, pages_per_sequence}, cache,
                  score_scale);
   });
 }
 void attention_backward_entry(int dtype, const void* qkv, const void* out, const float* log_sums, const void* dout,
-                              void* dqkv, long sequences, const int32_t* starts, long q_heads, long kv_heads,
-                              long dim, float score_scale) {
+                              void* dqkv, long rows, const int32_t* key_ends, long q_heads, long kv_heads, long dim,
+                              float score_scale) {
   const HeadShape shape{q_heads, kv_heads, dim};
-  ZEROGAP_BY_TYPE(attention_backward, Any{qkv}, Any{out}, log_sums, Any{dout}, Any{dqkv}, sequences, starts, shape,
+  ZEROGAP_BY_TYPE(attention_backward, Any{qkv}, Any{out}, log_sums, Any{dout}, Any{dqkv}, rows, key_ends, shape,
                   score_scale);
 }
 void head_logprobs_entry(int dtype, int layout, const void* hidden, const void* weight, const int64_t* targets,

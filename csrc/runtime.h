@@ -53,8 +53,8 @@ inline int max_threads() {
 
 constexpr double kParallelWork = 1 << 17;  // scalar operations below which waking a second thread costs more
 
-// body(i) for i in [0, count), in any order and on any thread: every body writes its own outputs and nothing else,
-// so the bits cannot depend on the number of threads.
+// body(i) for i in [0, count) on any thread, begun in ascending order (so that a body may wait for an earlier one):
+// every body writes its own outputs, or in a fixed turn, so the bits cannot depend on the number of threads.
 template <class Body>
 void parallel_for(long count, double work, Denormals denormals, Body body) {
 #if defined(_OPENMP)
@@ -62,7 +62,7 @@ void parallel_for(long count, double work, Denormals denormals, Body body) {
 #pragma omp parallel
     {
       FloatMode mode(denormals);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(monotonic : dynamic, 1)
       for (long i = 0; i < count; ++i) body(i);
     }
     return;

@@ -6,7 +6,7 @@
 
 namespace zerogap {
 
-constexpr int kTableVersion = 1;
+constexpr int kTableVersion = 2;
 
 // dtype: 0 fp32, 1 bf16. layout: 0 packed panels, 1 rows [N, K]. All arrays contiguous; pointers marked `null` may be.
 // The names of dimensions are those of zerogap/kernels/interface.py.
@@ -44,13 +44,15 @@ struct KernelTable {
   void (*silu_mul)(int dtype, const void* gate_up, void* out, long rows, long width);
   void (*silu_mul_backward)(int dtype, const void* gate_up, const void* dy, void* dgate_up, long rows, long width);
 
-  // Writes keys and values of the rows into the cache, then attends. null: log_sums.
+  // Writes keys and values of the rows into the cache (copies [copy_count, 2]: row, further slot), then attends.
+  // null: log_sums; copies where copy_count is 0.
   void (*attention)(int dtype, const void* qkv, void* out, float* log_sums, long rows, long sequences,
                     const int32_t* starts, const int32_t* first_positions, const int32_t* pages,
-                    long pages_per_sequence, const int32_t* slots, void* keys, void* values, long page_size,
-                    long q_heads, long kv_heads, long head_dim, float score_scale);
+                    long pages_per_sequence, const int32_t* slots, const int32_t* copies, long copy_count, void* keys,
+                    void* values, long page_size, long q_heads, long kv_heads, long head_dim, float score_scale);
+  // The key of row t is seen by the rows t .. key_ends[t] - 1.
   void (*attention_backward)(int dtype, const void* qkv, const void* out, const float* log_sums, const void* dout,
-                             void* dqkv, long sequences, const int32_t* starts, long q_heads, long kv_heads,
+                             void* dqkv, long rows, const int32_t* key_ends, long q_heads, long kv_heads,
                              long head_dim, float score_scale);
 
   // n: columns of the vocabulary that count. null: log_sums.

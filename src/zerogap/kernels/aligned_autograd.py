@@ -207,14 +207,14 @@ class Attention(torch.autograd.Function):
         qkv_TE = qkv_TE.contiguous()
         log_sums_TQ = torch.empty(rows.num_rows, shape.q_heads, dtype=torch.float32)
         out = forward.attention(qkv_TE, rows, cache, shape, log_sums_TQ)
-        ctx.save_for_backward(qkv_TE, out, log_sums_TQ, rows.starts_Sp1)
+        ctx.save_for_backward(qkv_TE, out, log_sums_TQ, rows.key_ends_T)
         ctx.shape, ctx.forward = shape, forward
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
         dout = gradients[0].contiguous()
-        qkv_TE, out, log_sums_TQ, starts = ctx.saved_tensors
+        qkv_TE, out, log_sums_TQ, key_ends_T = ctx.saved_tensors
         shape: AttentionShape = ctx.shape
         dqkv = torch.empty_like(qkv_TE)
         ctx.forward.native.attention_backward(
@@ -224,8 +224,8 @@ class Attention(torch.autograd.Function):
             log_sums_TQ.data_ptr(),
             dout.data_ptr(),
             dqkv.data_ptr(),
-            starts.numel() - 1,
-            starts.data_ptr(),
+            key_ends_T.numel(),
+            key_ends_T.data_ptr(),
             shape.q_heads,
             shape.kv_heads,
             shape.head_dim,

@@ -129,9 +129,8 @@ class Forward:
         shape: AttentionShape,
         log_sums_TQ: torch.Tensor | None,
     ) -> torch.Tensor:
+        rows.check_cache(cache)
         if cache is None:
-            if not rows.packed:
-                raise ValueError("attention: rows that are not packed need a cache; pass one entry of new_cache")
             cache = new_cache(1, rows.num_pages, PACKED_PAGE_SIZE, shape, qkv_TE.dtype)[0]
         if rows.page_size != cache.page_size:
             raise ValueError(f"attention: rows use page size {rows.page_size}, the cache {cache.page_size}")
@@ -150,6 +149,8 @@ class Forward:
             rows.pages_SP.data_ptr(),
             pages_per_sequence,
             rows.slots_T.data_ptr(),
+            rows.copies_C2.data_ptr(),
+            len(rows.copies_C2),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),
             cache.page_size,

@@ -64,8 +64,8 @@ class Kernels(Protocol):
         ...
 
     def attention(self, qkv_TE: torch.Tensor, rows: RowBatch, cache: Any | None, shape: AttentionShape) -> torch.Tensor:
-        """(grad when rows.packed) Causal attention -> [T, q_heads * head_dim]. With a cache (one entry of
-        `new_cache`), the rows' keys and values are written to rows.slots_T first. cache None requires rows.packed."""
+        """(grad when rows.packed) Causal attention -> [T, q_heads * head_dim]. Packed rows hold all their keys and take
+        no cache; those of other rows are first written to rows.slots_T of the cache (one entry of `new_cache`)."""
         ...
 
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:

@@ -45,10 +45,12 @@ class RowBatch:
 
     positions_T: absolute position of each row.
     starts_Sp1: rows of sequence s are starts_Sp1[s] : starts_Sp1[s+1]; consecutive positions.
-    first_positions_S: position of the first row of each sequence (> 0 when earlier keys are cached).
+    first_positions_S: position of the first row of each sequence (> 0 when earlier keys are cached or shared).
     pages_SP: page table; page of position p of sequence s is pages_SP[s, p // page_size].
     slots_T: pages * page_size + offset where the row's own key and value are written.
-    packed: every sequence starts at position 0 and is whole (the learner).
+    packed: every key is that of a row of this batch (the learner); only then:
+    copies_C2: (row, slot): further slots for a row's key and value, where a shared prefix ends within a page.
+    key_ends_T: the key of row t is seen by the rows t : key_ends_T[t] and by no other.
     """
 
     positions_T: torch.Tensor
@@ -59,10 +61,31 @@ class RowBatch:
     page_size: int
     packed: bool
     lengths: tuple[int, ...]  # rows per sequence, as Python ints
+    copies_C2: torch.Tensor
+    key_ends_T: torch.Tensor
 
     @property
     def num_rows(self) -> int:
         return self.positions_T.numel()
+
+    @property
+    def context(self) -> int:
+        """Positions of the longest sequence, shared and cached ones included."""
+        return int(self.positions_T.max()) + 1 if self.num_rows else 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that a scratch cache needs (packed only)."""
+        return int(self.pages_SP.max()) + 1 if self.pages_SP.numel() else 0
+
+    def check_cache(self, cache: object | None) -> None:
+        """Raises ValueError unless these rows come with a cache, or are packed and come without."""
+        if (cache is None) != self.packed:
+            raise ValueError(
+                "attention: packed rows hold all their keys and take no cache; pass cache=None"
+                if self.packed
+                else "attention: rows that are not packed need a cache; pass one entry of new_cache"
+            )
 
     @staticmethod
     def paged(spans: Sequence[tuple[int, int]], page_tables: Sequence[Sequence[int]], page_size: int) -> RowBatch:
@@ -70,31 +93,56 @@ class RowBatch:
         return _build(spans, page_tables, page_size, packed=False)
 
     @staticmethod
-    def pack(lengths: Sequence[int]) -> RowBatch:
-        """Whole sequences back to back, on consecutive scratch pages."""
-        tables: list[range] = []
-        page = 0
-        for n in lengths:
-            pages = -(-n // PACKED_PAGE_SIZE)
-            tables.append(range(page, page + pages))
-            page += pages
-        return _build([(0, n) for n in lengths], tables, PACKED_PAGE_SIZE, packed=True)
+    def pack(lengths: Sequence[int], shared: Sequence[int] | None = None) -> RowBatch:
+        """Whole sequences back to back, a common prefix once: sequence s is the first shared[s] positions (default 0)
+        of sequence s - 1, then lengths[s] rows of its own. Their attention has the bits of the unshared layout.
 
-    @property
-    def num_pages(self) -> int:
-        """Pages that a scratch cache needs (packed only)."""
-        return sum(-(-n // self.page_size) for n in self.lengths)
+        Raises ValueError when shared[s] exceeds the positions of sequence s - 1.
+        """
+        shared = shared or [0] * len(lengths)
+        tables: list[list[int]] = []
+        copies: list[tuple[int, int]] = []
+        key_ends: list[int] = []
+        table: list[int] = []
+        path: list[int] = []  # the rows of the last sequence, one per position
+        pages = 0
+        for s, (first, n) in enumerate(zip(shared, lengths, strict=True)):
+            if first > len(path):
+                raise ValueError(f"shared[{s}] is {first}, but sequence {s - 1} has only {len(path)} positions")
+            start = len(key_ends)
+            for row in path[first:]:
+                key_ends[row] = start
+            whole = first // PACKED_PAGE_SIZE  # pages that hold nothing but shared positions
+            fresh = -(-(first + n) // PACKED_PAGE_SIZE) - whole
+            table = [*table[:whole], *range(pages, pages + fresh)]
+            pages += fresh
+            copies.extend(
+                (row, table[whole] * PACKED_PAGE_SIZE + offset)
+                for offset, row in enumerate(path[whole * PACKED_PAGE_SIZE : first])
+            )
+            path = [*path[:first], *range(start, start + n)]
+            key_ends.extend([0] * n)
+            tables.append(table)
+        for row in path:
+            key_ends[row] = len(key_ends)
+        return _build(list(zip(shared, lengths, strict=True)), tables, PACKED_PAGE_SIZE, True, copies, key_ends)
 
 
-def _build(spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], page_size: int, packed: bool) -> RowBatch:
+def _build(
+    spans: Sequence[tuple[int, int]],
+    tables: Sequence[Sequence[int]],
+    page_size: int,
+    packed: bool,
+    copies: Sequence[tuple[int, int]] = (),
+    key_ends: Sequence[int] = (),
+) -> RowBatch:
     positions: list[int] = []
     slots: list[int] = []
     starts = [0]
     for (first, rows), table in zip(spans, tables, strict=True):
         last = first + rows
         positions.extend(range(first, last))
-        for p in range(first, last):
-            slots.append(table[p // page_size] * page_size + p % page_size)
+        slots.extend(table[p // page_size] * page_size + p % page_size for p in range(first, last))
         starts.append(starts[-1] + rows)
     width = max((len(t) for t in tables), default=0)
     pages = [list(t) + [0] * (width - len(t)) for t in tables]
@@ -108,4 +156,6 @@ def _build(spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], pa
         page_size=page_size,
         packed=packed,
         lengths=tuple(rows for _, rows in spans),
+        copies_C2=torch.tensor(copies, dtype=i32).reshape(-1, 2),
+        key_ends_T=torch.tensor(key_ends, dtype=i32),
     )

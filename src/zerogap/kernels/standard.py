@@ -84,16 +84,10 @@ class StandardKernels:
     def attention(
         self, qkv_TE: torch.Tensor, rows: RowBatch, cache: LayerCache | None, shape: AttentionShape
     ) -> torch.Tensor:
+        rows.check_cache(cache)
         q, k, v = _split_heads(qkv_TE, shape)
         if cache is None:
-            if not rows.packed:
-                raise ValueError("attention without a cache needs packed rows")
-            parts = [
-                _sdpa(q_s, k_s, v_s, shape, is_causal=True)
-                for q_s, k_s, v_s in zip(
-                    q.split(rows.lengths), k.split(rows.lengths), v.split(rows.lengths), strict=True
-                )
-            ]
+            parts = [_packed(q, k, v, rows, s, shape) for s in range(len(rows.lengths))]
             return torch.cat(parts) if parts else qkv_TE.new_zeros(0, shape.q_size)
         slots = rows.slots_T.long()
         cache.k[slots] = k
@@ -181,6 +175,20 @@ def _sdpa(
         enable_gqa=shape.q_heads != shape.kv_heads,
     )
     return out[0].transpose(0, 1).reshape(len(q_LHD), shape.q_size)
+
+
+def _packed(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, rows: RowBatch, s: int, shape: AttentionShape
+) -> torch.Tensor:
+    """Sequence s of packed rows: its own keys after those of the prefix that it shares."""
+    start, length = int(rows.starts_Sp1[s]), rows.lengths[s]
+    own = slice(start, start + length)
+    if int(rows.first_positions_S[s]) == 0:
+        return _sdpa(q_THD[own], k_THD[own], v_THD[own], shape, is_causal=True)
+    prefix = (rows.key_ends_T[:start] > start).nonzero()[:, 0]
+    seen = torch.cat([prefix, torch.arange(start, start + length)])
+    mask = torch.ones(length, len(seen), dtype=torch.bool).tril(len(prefix))
+    return _sdpa(q_THD[own], k_THD[seen], v_THD[seen], shape, mask=mask)
 
 
 def _decode(q_SHD: torch.Tensor, rows: RowBatch, cache: LayerCache, shape: AttentionShape) -> torch.Tensor:

@@ -48,11 +48,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class BackwardOutput:
-    """loss of the step; log_ratios_N fp32 in the order of the batch; rows that went through the model."""
+    """loss of the step; log_ratios_N fp32 in the order of the batch; rows that went through the model, and how many
+    more would have without shared prefixes."""
 
     loss: float
     log_ratios_N: torch.Tensor
     rows: int
+    shared_rows: int
 
 
 class Learner:
@@ -89,6 +91,7 @@ class Learner:
         if batch.tokens:
             metrics["learning_rate"] = self.optimizer.apply(self.version)
             metrics["tokens/learner_rows"] = float(output.rows)
+            metrics["tokens/shared_rows"] = float(output.shared_rows)
             metrics["throughput/learner_tokens_per_s"] = output.rows / (time.perf_counter() - started)
         self.version += 1
         return metrics | sample_statistics(batch.groups) | ratio_statistics(output.log_ratios_N, batch.lags_N)
@@ -123,7 +126,7 @@ class Learner:
     def backward(self, batch: Batch) -> BackwardOutput:
         """Add the gradient of the step's loss to the masters. Raises NonFiniteUpdate naming the first bad token."""
         log_ratios_N, terms_N = torch.empty(batch.tokens), torch.empty(batch.tokens)
-        rows = 0
+        rows = shared_rows = 0
         for micro_batch in pack(batch.trajectories, self.config.micro_batch_tokens):
             trained_N = micro_batch.trained_N
             output = reinforce_zero(
@@ -139,8 +142,9 @@ class Learner:
             log_ratios_N[trained_N] = output.log_ratios_N
             terms_N[trained_N] = output.terms_N
             rows += micro_batch.rows.num_rows
+            shared_rows += micro_batch.shared_rows
             output.loss.backward()
-        return BackwardOutput(loss=float(terms_N.double().sum()), log_ratios_N=log_ratios_N, rows=rows)
+        return BackwardOutput(float(terms_N.double().sum()), log_ratios_N, rows, shared_rows)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         """What a resumed run needs: tensors (see MasterOptimizer.state; live, not copies) and a JSON record."""

@@ -1,6 +1,7 @@
-"""Whole sequences laid back to back under a token budget, and the rows whose output predicts a trained token.
+"""Sequences laid back to back under a token budget, and the rows whose output predicts a trained token.
 
-A row is run only if a trained token follows it: what comes after the last trained token changes nothing.
+A row is run only if a trained token follows it: what comes after the last trained token changes nothing. And it is run
+once for all sequences of a micro-batch that begin alike up to it: the samples of a group share their prompt's rows.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class MaskedTokens(Protocol):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """T rows of whole sequences, of which N predict a trained token.
+    """T rows, whose outputs predict N trained tokens.
 
-    tokens_T: int64. rows: where each sequence starts, positions from 0.
-    rows_N: int64, the rows that go through the head. targets_N: int64, the token that each must predict.
+    tokens_T: int64. rows: how the sequences lie, common prefixes once.
+    rows_N: int64, the row that predicts each trained token; a shared row may predict several.
+    targets_N: int64, the token that each must predict.
     trained_N: int64, the place of each target among all trained tokens of the packed list, in list order.
+    shared_rows: how many more rows there would be if no two sequences shared any.
     """
 
     tokens_T: torch.Tensor
@@ -41,6 +44,7 @@ class MicroBatch:
     rows_N: torch.Tensor
     targets_N: torch.Tensor
     trained_N: torch.Tensor
+    shared_rows: int
 
     def logprobs(self, decoder: Decoder, temperature: float) -> torch.Tensor:
         """(grad) fp32 [N] logprob of each trained token. Only its rows pass the head."""
@@ -57,59 +61,67 @@ def trained_positions(sequence: MaskedTokens) -> list[int]:
 
 
 def pack(sequences: Sequence[MaskedTokens], token_budget: int) -> list[MicroBatch]:
-    """Cut a list into micro-batches of at most token_budget rows, each sequence whole, in a fixed order.
+    """Cut a list into micro-batches of at most token_budget rows, in a fixed order.
 
-    First-fit, longest first. A sequence longer than the budget gets a micro-batch of its own; one without a trained
-    token is in none.
+    Sequences are taken in descending order of their tokens, so that those with a common prefix are neighbours; a
+    prefix whose sequences fall into two micro-batches is in both. A sequence longer than the budget gets a micro-batch
+    of its own; one without a trained token is in none.
     """
     positions = [trained_positions(sequence) for sequence in sequences]
     first_trained = [0, *accumulate(len(p) for p in positions)]
-    lengths = [p[-1] if p else 0 for p in positions]
-    return [
-        _micro_batch(sequences, positions, first_trained, sorted(members)) for members in _fill(lengths, token_budget)
-    ]
+    needed = [list(sequence.token_ids[: p[-1]]) if p else [] for sequence, p in zip(sequences, positions, strict=True)]
+    packed = [_Rows()]
+    for index in sorted((i for i, p in enumerate(positions) if p), key=lambda i: needed[i], reverse=True):
+        fresh = packed[-1].fresh(needed[index])
+        if packed[-1].tokens and fresh and len(packed[-1].tokens) + len(fresh) > token_budget:
+            packed.append(_Rows())
+            fresh = needed[index]
+        rows = packed[-1]
+        rows.add(fresh, len(needed[index]) - len(fresh))
+        rows.predicting.extend(rows.path[position - 1] for position in positions[index])
+        rows.targets.extend(sequences[index].token_ids[position] for position in positions[index])
+        rows.trained.extend(range(first_trained[index], first_trained[index + 1]))
+    return [rows.micro_batch() for rows in packed if rows.tokens]
 
 
-def _fill(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Indices of the sequences of each micro-batch."""
-    bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted((i for i, n in enumerate(lengths) if n), key=lambda i: -lengths[i]):
-        length = lengths[index]
-        target = next((b for b, free in enumerate(room) if free >= length), None)
-        if target is None:
-            bins.append([index])
-            room.append(token_budget - length)
-        else:
-            bins[target].append(index)
-            room[target] -= length
-    return bins
+class _Rows:
+    """A micro-batch in the making. path: the row of each position of the sequence that was added last."""
 
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.path: list[int] = []
+        self.lengths: list[int] = []
+        self.shared: list[int] = []
+        self.predicting: list[int] = []
+        self.targets: list[int] = []
+        self.trained: list[int] = []
+        self.shared_rows = 0
 
-def _micro_batch(
-    sequences: Sequence[MaskedTokens],
-    positions: Sequence[Sequence[int]],
-    first_trained: Sequence[int],
-    members: Sequence[int],
-) -> MicroBatch:
-    tokens: list[int] = []
-    rows: list[int] = []
-    targets: list[int] = []
-    trained: list[int] = []
-    for index in members:
-        start = len(tokens)
-        token_ids = sequences[index].token_ids
-        tokens.extend(token_ids[: positions[index][-1]])
-        rows.extend(start + position - 1 for position in positions[index])
-        targets.extend(token_ids[position] for position in positions[index])
-        trained.extend(range(first_trained[index], first_trained[index + 1]))
-    return MicroBatch(
-        tokens_T=torch.tensor(tokens, dtype=torch.int64),
-        rows=RowBatch.pack([positions[index][-1] for index in members]),
-        rows_N=torch.tensor(rows, dtype=torch.int64),
-        targets_N=torch.tensor(targets, dtype=torch.int64),
-        trained_N=torch.tensor(trained, dtype=torch.int64),
-    )
+    def fresh(self, needed: list[int]) -> list[int]:
+        """What a sequence has beyond its common prefix with the one before it."""
+        pairs = enumerate(zip(self.path, needed, strict=False))
+        shorter = min(len(self.path), len(needed))
+        return needed[next((p for p, (row, token) in pairs if self.tokens[row] != token), shorter) :]
+
+    def add(self, fresh: list[int], common: int) -> None:
+        """Append rows after the first `common` positions of the sequence before. Nothing fresh: all rows are there."""
+        self.shared_rows += common
+        if fresh:
+            start = len(self.tokens)
+            self.tokens.extend(fresh)
+            self.path = [*self.path[:common], *range(start, len(self.tokens))]
+            self.lengths.append(len(fresh))
+            self.shared.append(common)
+
+    def micro_batch(self) -> MicroBatch:
+        return MicroBatch(
+            tokens_T=torch.tensor(self.tokens, dtype=torch.int64),
+            rows=RowBatch.pack(self.lengths, self.shared),
+            rows_N=torch.tensor(self.predicting, dtype=torch.int64),
+            targets_N=torch.tensor(self.targets, dtype=torch.int64),
+            trained_N=torch.tensor(self.trained, dtype=torch.int64),
+            shared_rows=self.shared_rows,
+        )
 
 
 @torch.no_grad()

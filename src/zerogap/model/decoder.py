@@ -76,9 +76,9 @@ class Decoder:
 
     def hidden(self, tokens_T: torch.Tensor, rows: RowBatch, cache: list[Any] | None = None) -> torch.Tensor:
         """int64 [T] -> final-normed hidden states [T, H]. Without a cache, rows must be packed (whole sequences)."""
-        if rows.packed and max(rows.lengths, default=0) > self.config.max_position_embeddings:
+        if rows.packed and rows.context > self.config.max_position_embeddings:
             raise ValueError(
-                f"a sequence of {max(rows.lengths)} tokens exceeds the model's context "
+                f"a sequence of {rows.context} tokens exceeds the model's context "
                 f"(max_position_embeddings {self.config.max_position_embeddings})"
             )
         x_TH = self.kernels.embedding(tokens_T, self.weights["embed"])
