@@ -3,19 +3,26 @@
 #include <dlfcn.h>
 #include <malloc.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <filesystem>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <vector>
 
+#include "program.h"
 #include "table.h"
 
 namespace nb = nanobind;
+using zerogap::Argument;
 using zerogap::KernelTable;
+using zerogap::Operand;
+using zerogap::pass;
+using zerogap::Program;
 
 namespace {
 
@@ -65,17 +72,6 @@ Variant load(const std::string& name) {
   return {get()};
 }
 
-template <class T>
-using Argument = std::conditional_t<std::is_pointer_v<T>, uintptr_t, T>;
-
-template <class T>
-T pass(Argument<T> value) {
-  if constexpr (std::is_pointer_v<T>)
-    return reinterpret_cast<T>(value);
-  else
-    return value;
-}
-
 // One method per table entry: pointers as integers, everything else as itself.
 template <class... Args>
 void bind(nb::class_<Variant>& type, const char* name, void (*KernelTable::*entry)(Args...)) {
@@ -83,6 +79,24 @@ void bind(nb::class_<Variant>& type, const char* name, void (*KernelTable::*entr
     nb::gil_scoped_release release;
     (variant.table->*entry)(pass<Args>(arguments)...);
   });
+}
+
+// Both as a method of the table, which makes the call, and as one of a program, which records it.
+template <class... Args>
+void bind(nb::class_<Variant>& type, nb::class_<Program>& program, const char* name,
+          void (*KernelTable::*entry)(Args...)) {
+  bind(type, name, entry);
+  program.def(name, [entry](Program& self, const Operand<Args>&... operands) { self.append(entry, operands...); });
+}
+
+std::pair<std::vector<int64_t>, std::vector<float>> run(
+    Program& program, std::vector<int64_t> tokens_T, std::vector<int32_t> first_positions_S,
+    std::vector<int32_t> lengths_S, std::vector<std::vector<int32_t>> page_tables_S, std::vector<int64_t> asked_B,
+    std::vector<std::array<int64_t, 4>> keys_B, std::vector<float> inverse_temperatures_B) {
+  nb::gil_scoped_release release;
+  return program.run({std::move(tokens_T), std::move(first_positions_S), std::move(lengths_S),
+                      std::move(page_tables_S), std::move(asked_B), std::move(keys_B),
+                      std::move(inverse_temperatures_B)});
 }
 
 // Freed buffers go back to the allocator's heap, not to the kernel, so that their pages are faulted in only once.
@@ -103,27 +117,38 @@ NB_MODULE(_native, module) {
   module.def("cpu_runs", &cpu_runs, nb::arg("variant"));
   module.def("load", &load, nb::arg("variant"));
 
+  nb::class_<zerogap::Address>(module, "Address");
+  nb::class_<zerogap::Size>(module, "Size");
+  nb::class_<Program> program(module, "Program");
+  program.def("array", &Program::array, nb::arg("name"));
+  program.def("size", &Program::size, nb::arg("name"));
+  program.def("buffer", &Program::buffer, nb::arg("bytes"), nb::arg("count"));
+  program.def("run", &run, "Runs the recorded calls on one step, given as lists; see program.py.");
+
   nb::class_<Variant> type(module, "Variant");
+  type.def(
+      "program", [](const Variant& variant, long page_size) { return new Program(variant.table, page_size); },
+      nb::arg("page_size"), "An empty program: its methods record calls of this table.");
   type.def_prop_ro("name", [](const Variant& variant) { return variant.table->name; });
   bind(type, "pack", &KernelTable::pack);
-  bind(type, "linear", &KernelTable::linear);
+  bind(type, program, "linear", &KernelTable::linear);
   bind(type, "linear_input_gradient", &KernelTable::linear_input_gradient);
   bind(type, "linear_weight_gradient", &KernelTable::linear_weight_gradient);
   bind(type, "column_sum", &KernelTable::column_sum);
-  bind(type, "rms_norm", &KernelTable::rms_norm);
+  bind(type, program, "rms_norm", &KernelTable::rms_norm);
   bind(type, "rms_norm_backward", &KernelTable::rms_norm_backward);
-  bind(type, "head_norm", &KernelTable::head_norm);
+  bind(type, program, "head_norm", &KernelTable::head_norm);
   bind(type, "head_norm_backward", &KernelTable::head_norm_backward);
-  bind(type, "embedding", &KernelTable::embedding);
+  bind(type, program, "embedding", &KernelTable::embedding);
   bind(type, "embedding_backward", &KernelTable::embedding_backward);
-  bind(type, "rotary", &KernelTable::rotary);
-  bind(type, "silu_mul", &KernelTable::silu_mul);
+  bind(type, program, "rotary", &KernelTable::rotary);
+  bind(type, program, "silu_mul", &KernelTable::silu_mul);
   bind(type, "silu_mul_backward", &KernelTable::silu_mul_backward);
-  bind(type, "attention", &KernelTable::attention);
+  bind(type, program, "attention", &KernelTable::attention);
   bind(type, "attention_backward", &KernelTable::attention_backward);
   bind(type, "head_logprobs", &KernelTable::head_logprobs);
   bind(type, "head_backward", &KernelTable::head_backward);
-  bind(type, "sample", &KernelTable::sample);
+  bind(type, program, "sample", &KernelTable::sample);
   bind(type, "exp", &KernelTable::exp);
   bind(type, "log", &KernelTable::log);
 }

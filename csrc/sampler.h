@@ -80,11 +80,13 @@ inline int64_t first_equal(const float* row, long count, float value) {
   return 0;
 }
 
-// temperature 0: the largest logit (lowest id on ties) with its logprob at temperature 1.
-inline void sample(const float* logits_BV, long row_stride, const int64_t* keys_B4, bool greedy,
-                   float inverse_temperature, int64_t* tokens_B, float* logprobs_B, long rows, long vocab) {
+// Inverse temperature -1 stands for temperature 0: the largest logit (lowest id on ties), its logprob at temperature 1.
+inline void sample(const float* logits_BV, long row_stride, const int64_t* keys_B4, const float* inverse_temperatures_B,
+                   int64_t* tokens_B, float* logprobs_B, long rows, long vocab) {
   parallel_for(rows, 40.0 * rows * vocab, Denormals::kept, [&](long r) {
     const float* logits = logits_BV + r * row_stride;
+    const bool greedy = inverse_temperatures_B[r] < 0.f;
+    const float inverse_temperature = greedy ? 1.f : inverse_temperatures_B[r];
     RunningSoftmax state;
     for (long v = 0; v < vocab; v += kVocabularyBlock)
       state.absorb(logits + v, std::min<long>(kVocabularyBlock, vocab - v), inverse_temperature);

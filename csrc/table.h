@@ -62,8 +62,9 @@ struct KernelTable {
   void (*head_backward)(int dtype, const void* hidden_MK, const void* weight_VK, const int64_t* targets,
                         const float* log_sums, const float* dlogprobs, float inverse_temperature, void* dhidden,
                         float* dweight, long m, long n, long k);
-  void (*sample)(const float* logits_BV, long row_stride, const int64_t* keys_B4, bool greedy,
-                 float inverse_temperature, int64_t* tokens, float* logprobs, long rows, long vocab);
+  // inverse_temperatures: 1 / temperature of each row; -1 for temperature 0.
+  void (*sample)(const float* logits_BV, long row_stride, const int64_t* keys_B4, const float* inverse_temperatures,
+                 int64_t* tokens, float* logprobs, long rows, long vocab);
 
   // For the accuracy tests.
   void (*exp)(const float* x, float* y, long count);

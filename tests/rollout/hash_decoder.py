@@ -12,6 +12,7 @@ import torch
 
 from tests.helpers import tiny_config
 from zerogap.kernels import RowBatch, Weight
+from zerogap.kernels.step import EagerStep, Model, Step
 from zerogap.model.decoder import Decoder
 
 MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -19,7 +20,10 @@ VOCAB = 61
 
 
 class PageCopier:
-    """The only kernel the engine itself calls."""
+    """What the engine itself asks of a kernel family."""
+
+    def record(self, model: Model, cache: list[Any], page_size: int) -> Step:
+        return EagerStep(model, cache, page_size)
 
     def copy_page(self, cache: list[Any], source: int, target: int) -> None:
         for pages in cache:

@@ -158,6 +158,23 @@ def test_prefix_filled_by_old_weights_is_not_used_after_the_update(model: dict[s
 
 
 @models
+def test_weights_loaded_twice_leave_nothing_of_the_old_ones(model: dict[str, Any]) -> None:
+    """Field cases 17 and 19: packed copies are renewed, and so is the recorded step, which holds addresses."""
+    engine = EmbeddedEngine(tiny_decoder(**model), None, EngineConfig())
+    ours = []
+    for version in range(3):
+        if version:
+            engine.load_weights(version, tiny_decoder(**model, seed=version).snapshot())
+        engine.submit(request(version, prompt(0, 20), n=3, new=6))
+        ours.append({sample: found for (_, sample), found in by_sample(drain(engine)).items()})
+    for version, found in enumerate(ours):
+        again = request(version, prompt(0, 20), n=3, new=6)
+        fresh = by_sample(run(tiny_decoder(**model, seed=version), [again], EngineConfig()))
+        assert found == {sample: bits for (_, sample), bits in fresh.items()}
+    assert ours[0] != ours[1] != ours[2]
+
+
+@models
 def test_torn_delivery_keeps_the_old_weights_bit_for_bit(model: dict[str, Any]) -> None:
     """Field case 21: the sender dies after half of the tensors while 8 requests decode."""
     decoder = tiny_decoder(**model)

@@ -11,9 +11,11 @@ import torch
 
 from zerogap.kernels import aligned_autograd as autograd
 from zerogap.kernels.aligned_cache import LANES, LayerCache, copy_page, new_cache
-from zerogap.kernels.aligned_forward import Forward, check_vocab
-from zerogap.kernels.native import dtype_code, inverse_temperature, load_best
+from zerogap.kernels.aligned_forward import Forward
+from zerogap.kernels.native import dtype_code, load_best
+from zerogap.kernels.program import RecordedStep
 from zerogap.kernels.rows import AttentionShape, RowBatch
+from zerogap.kernels.step import Model, Step
 from zerogap.kernels.weight import Weight
 
 PANEL_COLUMNS = 64  # output columns per packed panel, as in csrc/panel.h
@@ -46,9 +48,10 @@ class AlignedKernels:
     def pack(self, weight: Weight) -> None:
         n, k = weight.data.shape
         panels = -(-n // PANEL_COLUMNS)
-        if weight.data.dtype == torch.float32:
+        packed = weight.spare.pop("panels", None)
+        if packed is None and weight.data.dtype == torch.float32:
             packed = torch.empty(panels * k * PANEL_COLUMNS, dtype=torch.float32)
-        else:
+        elif packed is None:
             packed = torch.empty(panels * -(-k // 2) * PANEL_COLUMNS, dtype=torch.int32)
         self.forward.native.pack(dtype_code(weight.data), weight.data.data_ptr(), packed.data_ptr(), n, k)
         weight.derived["panels"] = packed
@@ -122,25 +125,12 @@ class AlignedKernels:
     def sample(
         self, logits_BV: torch.Tensor, keys_B4: torch.Tensor, temperature: float, vocab: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, width = logits_BV.shape
-        check_vocab(vocab, width)
         if logits_BV.dtype != torch.float32:
             raise ValueError(f"kernels: logits are {logits_BV.dtype}; sample wants the float32 of `logits`")
-        logits_BV, keys_B4 = logits_BV.contiguous(), as_indices(keys_B4)
-        tokens = torch.empty(rows, dtype=torch.int64)
-        logprobs = torch.empty(rows, dtype=torch.float32)
-        self.forward.native.sample(
-            logits_BV.data_ptr(),
-            width,
-            keys_B4.data_ptr(),
-            temperature == 0,
-            inverse_temperature(temperature),
-            tokens.data_ptr(),
-            logprobs.data_ptr(),
-            rows,
-            vocab,
-        )
-        return tokens, logprobs
+        return self.forward.sample(logits_BV, as_indices(keys_B4), temperature, vocab)
+
+    def record(self, model: Model, cache: list[LayerCache], page_size: int) -> Step:
+        return RecordedStep(self, model, cache, page_size)
 
     def new_cache(
         self, layers: int, pages: int, page_size: int, shape: AttentionShape, dtype: torch.dtype

@@ -1,4 +1,7 @@
-"""The aligned operations without gradients: shapes and addresses into one native call each."""
+"""The aligned operations without gradients: shapes and addresses into one native call each.
+
+Only `address`, `size` and `new` touch memory, so that a subclass can record the same calls (program.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ from typing import Any
 import torch
 
 from zerogap.kernels.aligned_cache import LayerCache, new_cache
-from zerogap.kernels.native import LAYOUT_PACKED, LAYOUT_ROWS, dtype_code, inverse_temperature
+from zerogap.kernels.native import (
+    LAYOUT_PACKED,
+    LAYOUT_ROWS,
+    dtype_code,
+    inverse_temperature,
+    sampler_inverse_temperature,
+)
 from zerogap.kernels.rows import PACKED_PAGE_SIZE, AttentionShape, RowBatch
 from zerogap.kernels.weight import Weight
 
@@ -18,12 +27,28 @@ class Forward:
     def __init__(self, native: Any) -> None:
         self.native = native
 
+    def address(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
+
+    def size(self, tensor: torch.Tensor, dimension: int = 0) -> int:
+        return tensor.shape[dimension]
+
+    def new(self, rows_of: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised, with as many rows as `rows_of`."""
+        return torch.empty(rows_of.shape[0], width, dtype=dtype)
+
     def embedding(self, tokens_T: torch.Tensor, weight: Weight) -> torch.Tensor:
         table = weight.data
-        rows, (vocab, width) = tokens_T.numel(), table.shape
-        out = torch.empty(rows, width, dtype=table.dtype)
+        width = table.shape[1]
+        out = self.new(tokens_T, width, table.dtype)
         self.native.embedding(
-            dtype_code(out), table.data_ptr(), tokens_T.data_ptr(), out.data_ptr(), rows, vocab, width
+            dtype_code(out),
+            self.address(table),
+            self.address(tokens_T),
+            self.address(out),
+            self.size(tokens_T),
+            self.size(table),
+            width,
         )
         return out
 
@@ -37,16 +62,16 @@ class Forward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(y, sum). sum_TH receives residual + x and may be residual_TH itself; both None: the sum is x."""
         x_TH = x_TH.contiguous()
-        rows, width = x_TH.shape
-        y = torch.empty_like(x_TH)
+        width = x_TH.shape[1]
+        y = self.new(x_TH, width, x_TH.dtype)
         self.native.rms_norm(
             dtype_code(x_TH),
-            x_TH.data_ptr(),
-            0 if residual_TH is None else residual_TH.data_ptr(),
-            0 if sum_TH is None else sum_TH.data_ptr(),
-            weight.data.data_ptr(),
-            y.data_ptr(),
-            rows,
+            self.address(x_TH),
+            0 if residual_TH is None else self.address(residual_TH),
+            0 if sum_TH is None else self.address(sum_TH),
+            self.address(weight.data),
+            self.address(y),
+            self.size(x_TH),
             width,
             eps,
         )
@@ -57,19 +82,18 @@ class Forward:
     ) -> torch.Tensor:
         x_TK = x_TK.contiguous()
         check_operands(x_TK, weight_NK.data)
-        rows = x_TK.shape[0]
         n, k = weight_NK.data.shape
-        out = torch.empty(rows, n, dtype=out_dtype)
-        layout, pointer = weight_operand(weight_NK)
+        out = self.new(x_TK, n, out_dtype)
+        layout, weight = weight_operand(weight_NK)
         self.native.linear(
             dtype_code(x_TK),
             out_dtype is torch.float32,
             layout,
-            x_TK.data_ptr(),
-            pointer,
-            0 if bias_N is None else bias_N.data.data_ptr(),
-            out.data_ptr(),
-            rows,
+            self.address(x_TK),
+            self.address(weight),
+            0 if bias_N is None else self.address(bias_N.data),
+            self.address(out),
+            self.size(x_TK),
             n,
             k,
         )
@@ -79,14 +103,14 @@ class Forward:
         self, qkv_TE: torch.Tensor, q_weight_D: Weight, k_weight_D: Weight, eps: float, shape: AttentionShape
     ) -> torch.Tensor:
         qkv_TE = qkv_TE.contiguous()
-        out = torch.empty_like(qkv_TE)
+        out = self.new(qkv_TE, qkv_TE.shape[1], qkv_TE.dtype)
         self.native.head_norm(
             dtype_code(qkv_TE),
-            qkv_TE.data_ptr(),
-            q_weight_D.data.data_ptr(),
-            k_weight_D.data.data_ptr(),
-            out.data_ptr(),
-            qkv_TE.shape[0],
+            self.address(qkv_TE),
+            self.address(q_weight_D.data),
+            self.address(k_weight_D.data),
+            self.address(out),
+            self.size(qkv_TE),
             shape.q_heads,
             shape.kv_heads,
             shape.head_dim,
@@ -105,17 +129,16 @@ class Forward:
         sign: float,
     ) -> torch.Tensor:
         """Rotate forward (sign 1) or back (sign -1); source and target may be the same tensor."""
-        rows, width = source_TE.shape
         self.native.rotary(
             dtype_code(source_TE),
-            source_TE.data_ptr(),
-            target_TE.data_ptr(),
-            cos_PR.data_ptr(),
-            sin_PR.data_ptr(),
-            positions_T.data_ptr(),
-            rows,
+            self.address(source_TE),
+            self.address(target_TE),
+            self.address(cos_PR),
+            self.address(sin_PR),
+            self.address(positions_T),
+            self.size(source_TE),
             shape.q_heads + shape.kv_heads,
-            width,
+            source_TE.shape[1],
             shape.head_dim,
             sign,
         )
@@ -135,24 +158,24 @@ class Forward:
         if rows.page_size != cache.page_size:
             raise ValueError(f"attention: rows use page size {rows.page_size}, the cache {cache.page_size}")
         qkv_TE = qkv_TE.contiguous()
-        out = torch.empty(rows.num_rows, shape.q_size, dtype=qkv_TE.dtype)
-        sequences, pages_per_sequence = rows.pages_SP.shape
+        out = self.new(qkv_TE, shape.q_size, qkv_TE.dtype)
+        copies = len(rows.copies_C2)
         self.native.attention(
             dtype_code(qkv_TE),
-            qkv_TE.data_ptr(),
-            out.data_ptr(),
-            0 if log_sums_TQ is None else log_sums_TQ.data_ptr(),
-            rows.num_rows,
-            sequences,
-            rows.starts_Sp1.data_ptr(),
-            rows.first_positions_S.data_ptr(),
-            rows.pages_SP.data_ptr(),
-            pages_per_sequence,
-            rows.slots_T.data_ptr(),
-            rows.copies_C2.data_ptr(),
-            len(rows.copies_C2),
-            cache.keys.data_ptr(),
-            cache.values.data_ptr(),
+            self.address(qkv_TE),
+            self.address(out),
+            0 if log_sums_TQ is None else self.address(log_sums_TQ),
+            self.size(qkv_TE),
+            self.size(rows.first_positions_S),
+            self.address(rows.starts_Sp1),
+            self.address(rows.first_positions_S),
+            self.address(rows.pages_SP),
+            self.size(rows.pages_SP, 1),
+            self.address(rows.slots_T),
+            self.address(rows.copies_C2) if copies else 0,
+            copies,
+            self.address(cache.keys),
+            self.address(cache.values),
             cache.page_size,
             shape.q_heads,
             shape.kv_heads,
@@ -163,9 +186,11 @@ class Forward:
 
     def silu_mul(self, gate_up_T2I: torch.Tensor) -> torch.Tensor:
         gate_up_T2I = gate_up_T2I.contiguous()
-        rows, double_width = gate_up_T2I.shape
-        out = torch.empty(rows, double_width // 2, dtype=gate_up_T2I.dtype)
-        self.native.silu_mul(dtype_code(gate_up_T2I), gate_up_T2I.data_ptr(), out.data_ptr(), rows, double_width // 2)
+        width = gate_up_T2I.shape[1] // 2
+        out = self.new(gate_up_T2I, width, gate_up_T2I.dtype)
+        self.native.silu_mul(
+            dtype_code(gate_up_T2I), self.address(gate_up_T2I), self.address(out), self.size(gate_up_T2I), width
+        )
         return out
 
     def logprobs(
@@ -182,27 +207,48 @@ class Forward:
         hidden_TH = hidden_TH.contiguous()
         rows, k = hidden_TH.shape
         out = torch.empty(rows, dtype=torch.float32)
-        layout, pointer = weight_operand(weight_VH)
+        layout, weight = weight_operand(weight_VH)
         self.native.head_logprobs(
             dtype_code(hidden_TH),
             layout,
-            hidden_TH.data_ptr(),
-            pointer,
-            targets_T.data_ptr(),
+            self.address(hidden_TH),
+            self.address(weight),
+            self.address(targets_T),
             inverse_temperature(temperature),
-            out.data_ptr(),
-            0 if log_sums_T is None else log_sums_T.data_ptr(),
+            self.address(out),
+            0 if log_sums_T is None else self.address(log_sums_T),
             rows,
             vocab,
             k,
         )
         return out
 
+    def sample(
+        self, logits_BV: torch.Tensor, keys_B4: torch.Tensor, temperature: float, vocab: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        check_vocab(vocab, logits_BV.shape[1])
+        logits_BV = logits_BV.contiguous()
+        rows, width = logits_BV.shape
+        inverse_temperatures_B = torch.full((rows,), sampler_inverse_temperature(temperature), dtype=torch.float32)
+        tokens_B = torch.empty(rows, dtype=torch.int64)
+        logprobs_B = torch.empty(rows, dtype=torch.float32)
+        self.native.sample(
+            self.address(logits_BV),
+            width,
+            self.address(keys_B4),
+            self.address(inverse_temperatures_B),
+            self.address(tokens_B),
+            self.address(logprobs_B),
+            rows,
+            vocab,
+        )
+        return tokens_B, logprobs_B
 
-def weight_operand(weight: Weight) -> tuple[int, int]:
-    """(layout, address) of the packed copy, or of the rows as they are. The bits are the same."""
+
+def weight_operand(weight: Weight) -> tuple[int, torch.Tensor]:
+    """(layout, values) of the packed copy, or of the rows as they are. The bits are the same."""
     panels = weight.derived.get("panels")
-    return (LAYOUT_ROWS, weight.data.data_ptr()) if panels is None else (LAYOUT_PACKED, panels.data_ptr())
+    return (LAYOUT_ROWS, weight.data) if panels is None else (LAYOUT_PACKED, panels)
 
 
 def check_operands(x_TK: torch.Tensor, weight_NK: torch.Tensor) -> None:

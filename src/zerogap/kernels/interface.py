@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from zerogap.kernels.rows import AttentionShape, RowBatch
+from zerogap.kernels.step import Model, Step
 from zerogap.kernels.weight import Weight
 
 
@@ -90,6 +91,14 @@ class Kernels(Protocol):
         position). temperature 0: the largest logit, lowest id on ties, and its logprob at temperature 1.
         Returns (tokens int64 [B], logprobs fp32 [B]); the logprob has the same bits as `logprobs` for that token.
         A row with NaN or +inf logits gives a non-finite logprob (the engine stops on it), never a crash."""
+        ...
+
+    def record(self, model: Model, cache: list[Any], page_size: int) -> Step:
+        """The step of this model (which uses these kernels) on this cache (of `new_cache`), as fast as the family can.
+
+        It equals EagerStep(model, cache, page_size) as bits. It may hold addresses of the weights: record anew after
+        every change of them.
+        """
         ...
 
     def new_cache(

@@ -26,6 +26,11 @@ def inverse_temperature(temperature: float) -> float:
     return 1.0 / temperature if temperature > 0 else 1.0
 
 
+def sampler_inverse_temperature(temperature: float) -> float:
+    """What the sampler's kernel wants: 1 / temperature; -1 asks for greedy decoding."""
+    return 1.0 / temperature if temperature > 0 else -1.0
+
+
 def variants() -> list[str]:
     """Built variants, from the most general to the fastest; this CPU may not run all of them."""
     return list(_native.built())

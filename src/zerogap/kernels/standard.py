@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from zerogap.kernels.rows import AttentionShape, RowBatch
+from zerogap.kernels.step import EagerStep, Model, Step
 from zerogap.kernels.weight import Weight
 
 HEAD_ROWS = 512  # rows of logits held at once by the head
@@ -135,6 +136,9 @@ class StandardKernels:
         cdf = mass.cumsum(-1)
         tokens = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0].clamp_max(vocab - 1)
         return tokens, _gather(logits_BV, tokens, temperature, vocab)
+
+    def record(self, model: Model, cache: list[LayerCache], page_size: int) -> Step:
+        return EagerStep(model, cache, page_size)
 
     def new_cache(
         self, layers: int, pages: int, page_size: int, shape: AttentionShape, dtype: torch.dtype

@@ -1,12 +1,8 @@
-"""Turns a schedule into tensors: one batched forward, logits of the last rows, sampling. Owns the KV cache."""
+"""Turns a schedule into one step of the model: rows, pages and sampling keys as lists. Owns the KV cache."""
 
 from __future__ import annotations
 
-from itertools import chain
-
-import torch
-
-from zerogap.kernels import RowBatch
+from zerogap.kernels.step import Step, StepBatch
 from zerogap.model.decoder import Decoder
 from zerogap.rollout.embedded.sequence import Sample, Sequence
 
@@ -18,6 +14,7 @@ class ModelRunner:
         self.decoder = decoder
         self.page_size = page_size
         self._cache = decoder.new_cache(pages, page_size)
+        self._recorded: tuple[int, Step] | None = None  # weight version, the step recorded on it
 
     @property
     def cache_bytes(self) -> int:
@@ -26,39 +23,30 @@ class ModelRunner:
     def copy_page(self, source: int, target: int) -> None:
         self.decoder.kernels.copy_page(self._cache, source, target)
 
-    @torch.no_grad()
     def run(self, batch: list[tuple[Sequence, int]], version: int) -> list[tuple[Sample, int, float]]:
         """Compute the rows; (sample, token, logprob) for each sample whose tokens are now all computed."""
-        for sequence, _ in batch:
+        step = StepBatch([], [], [], [], [], [], [])
+        asked: list[Sample] = []
+        for sequence, rows in batch:
             if sequence.kv_version != version:  # cannot happen while a swap drops every page; never go on if it does
                 raise RuntimeError(f"KV of weight version {sequence.kv_version} met a forward of version {version}")
-        rows = RowBatch.paged([(s.computed, n) for s, n in batch], [s.pages for s, _ in batch], self.page_size)
-        tokens = chain.from_iterable(s.tokens[s.computed : s.computed + n] for s, n in batch)
-        hidden_TH = self.decoder.hidden(torch.tensor(list(tokens), dtype=torch.int64), rows, self._cache)
-
-        asked: list[Sample] = []
-        last_rows: list[int] = []
-        row = -1
-        for sequence, n in batch:
-            row += n
-            if isinstance(sequence, Sample) and sequence.remaining == n:
+            first, tokens = sequence.computed, sequence.tokens
+            last = first + rows
+            step.tokens_T.extend(tokens[first:last])
+            step.first_positions_S.append(first)
+            step.lengths_S.append(rows)
+            step.page_tables_S.append(sequence.pages)
+            if last == len(tokens) and isinstance(sequence, Sample):
                 asked.append(sequence)
-                last_rows.append(row)
-        if not asked:
-            return []
-        hidden_BH = hidden_TH if len(asked) == rows.num_rows else hidden_TH[torch.tensor(last_rows)]
-        return self._sample(asked, self.decoder.logits(hidden_BH))
+                step.asked_B.append(len(step.tokens_T) - 1)
+                step.keys_B.append(sequence.key())
+                step.temperatures_B.append(sequence.group.request.sampling.temperature)
+        tokens_B, logprobs_B = self._step(version)(step)
+        return list(zip(asked, tokens_B, logprobs_B, strict=True))
 
-    def _sample(self, asked: list[Sample], logits_BV: torch.Tensor) -> list[tuple[Sample, int, float]]:
-        """One call of the sampler for each temperature in the batch."""
-        by_temperature: dict[float, list[int]] = {}
-        for i, sample in enumerate(asked):
-            by_temperature.setdefault(sample.group.request.sampling.temperature, []).append(i)
-        drawn: list[tuple[Sample, int, float]] = []
-        for temperature, chosen in by_temperature.items():
-            part_BV = logits_BV if len(chosen) == len(asked) else logits_BV[torch.tensor(chosen)]
-            samples = [asked[i] for i in chosen]
-            keys_B4 = torch.tensor([sample.key() for sample in samples], dtype=torch.int64)
-            tokens_B, logprobs_B = self.decoder.sample(part_BV, keys_B4, temperature)
-            drawn.extend(zip(samples, tokens_B.tolist(), logprobs_B.tolist(), strict=True))
-        return drawn
+    def _step(self, version: int) -> Step:
+        """Recorded anew for each version of the weights, so that no address of older ones is left (field case 19)."""
+        if self._recorded is None or self._recorded[0] != version:
+            self._recorded = None  # the old one goes first, with what it keeps alive
+            self._recorded = version, self.decoder.kernels.record(self.decoder, self._cache, self.page_size)
+        return self._recorded[1]
