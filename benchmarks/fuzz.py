@@ -36,7 +36,7 @@ PROPERTIES: dict[str, tuple[SearchStrategy[Any], Callable[[Any], int], int]] = {
     "rows": (row_cases(), check_rows, 4),
     "attention": (attention_cases, check_attention, 2),
     "decoder": (decoder_cases, check_decoder, 3),
-    "gradients": (gradient_cases, check_gradients, 2),
+    "gradients": (gradient_cases(), check_gradients, 2),
     "engine": (engine_cases, check_engine, 3),
     "training": (training_cases, check_training, 2),
 }

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.helpers import same_bits
 from tests.kernels import reference as ref
 from tests.kernels.reference import BF16, DTYPES, FP32, randn, relative_error, weight
 from zerogap.kernels import AttentionShape, RowBatch, Weight, get_kernels
@@ -165,36 +164,6 @@ def test_gradients_add_up_in_the_master_of_a_tied_weight() -> None:
     w64 = w.data.double().requires_grad_()
     ref.logprobs(w64[tokens], w64, tokens, 1.0, 20).sum().backward()
     assert relative_error(w.master.grad, w64.grad) < 1e-5
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_backward_has_the_same_bits_on_two_threads(dtype: torch.dtype) -> None:
-    shape = AttentionShape(4, 2, 16)
-    lengths = [150, 33, 97]
-    rows = RowBatch.pack(lengths)
-    tokens = torch.randint(0, 600, (sum(lengths),), generator=torch.Generator().manual_seed(4))
-    angles = randn(200, 8, seed=5)
-
-    def gradients(threads: int) -> list[torch.Tensor]:
-        embed = weight(600, 64, dtype=dtype, trainable=True)
-        names = [(64,), (shape.qkv_size, 64), (shape.qkv_size,), (16,), (16,), (2 * 96, shape.q_size), (64, 96)]
-        norm, qkv_w, qkv_b, q_w, k_w, up_w, down_w = (
-            weight(*size, dtype=dtype, seed=i, trainable=True) for i, size in enumerate(names)
-        )
-        torch.set_num_threads(threads)
-        try:
-            x, residual = K.rms_norm(K.embedding(tokens, embed), norm, 1e-5)
-            qkv = K.head_norm(K.linear(x, qkv_w, qkv_b), q_w, k_w, 1e-5, shape)
-            qkv = K.rotary(qkv, angles.cos(), angles.sin(), rows.positions_T, shape)
-            x = K.linear(K.silu_mul(K.linear(K.attention(qkv, rows, None, shape), up_w)), down_w)
-            x, _ = K.rms_norm(x, norm, 1e-5, residual)
-            K.logprobs(x, embed, tokens, 0.8, 599).sum().backward()
-        finally:
-            torch.set_num_threads(1)
-        return [w.master.grad for w in (embed, norm, qkv_w, qkv_b, q_w, k_w, up_w, down_w)]
-
-    for one, two in zip(gradients(1), gradients(2), strict=True):
-        assert same_bits(one, two) and one.abs().sum() > 0
 
 
 def test_nothing_is_recorded_without_gradients() -> None:

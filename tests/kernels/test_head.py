@@ -70,21 +70,6 @@ def test_many_rows(temperature: float) -> None:
     assert same_bits(K.logprobs(hidden, head, tokens, temperature, 700), sampled)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_chunk_of_rows_gives_the_same_bits(dtype: torch.dtype) -> None:
-    """Field case 43: values equal with and without chunks, any chunk size; with autograd and without."""
-    head, hidden = weight(1100, 33, dtype=dtype, trainable=True), randn(900, 33, dtype=dtype)
-    targets = torch.randint(0, 1050, (900,), generator=torch.Generator().manual_seed(1))
-    whole = K.logprobs(hidden, head, targets, 0.8, 1050).detach()
-    with torch.no_grad():
-        for chunk in (1, 7, 128, 384, 500):
-            parts = [
-                K.logprobs(h, head, t, 0.8, 1050)
-                for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
-            ]
-            assert same_bits(torch.cat(parts), whole)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_broken_row_is_not_finite_and_alone(bad: float) -> None:
     """Field case 5: NaN or +inf logits give a non-finite logprob, never a crash; the other rows keep their bits."""

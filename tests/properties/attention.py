@@ -118,7 +118,8 @@ attention_cases = st.builds(
 
 def check_attention(case: AttentionCase) -> int:
     """Every row of every sequence, computed on pages in any chunks and company, against the sequence alone in one
-    packed forward; and all of them packed together, on two threads and on every instruction set."""
+    packed forward; and all of them packed together, the prefix once or once for each, on two threads and on every
+    instruction set."""
     schedule, shape, comparison = case.schedule, case.shape, Comparison()
     kinds = [case.kind] + [case.company] * (len(schedule.lengths) - 1)
     sequences = [
@@ -138,12 +139,16 @@ def check_attention(case: AttentionCase) -> int:
                 where = f"{way}, rows {first} to {first + n} of sequence {i}"
                 comparison.same(where, output, whole[i][first : first + n])
 
-    packed, rows = torch.cat(sequences), RowBatch.pack(schedule.lengths)
-    everything = [(i, 0, n) for i, n in enumerate(schedule.lengths)]
-    with threads(2):
-        same("packed, two threads", best.attention(packed, rows, None, shape).split(rows.lengths), everything)
-    for name in OTHERS:
-        same(f"packed, {name}", kernels(name).attention(packed, rows, None, shape).split(rows.lengths), everything)
+    for shared in {0, schedule.shared}:
+        spans = [(i, shared if i else 0, n - (shared if i else 0)) for i, n in enumerate(schedule.lengths)]
+        rows = RowBatch.pack([n for _, _, n in spans], [first for _, first, _ in spans])
+        packed = torch.cat([sequences[i][first:] for i, first, _ in spans])
+        with threads(2):
+            outputs = best.attention(packed, rows, None, shape)
+        same(f"packed, {shared} rows shared, two threads", outputs.split(rows.lengths), spans)
+        for name in OTHERS:
+            outputs = kernels(name).attention(packed, rows, None, shape)
+            same(f"packed, {shared} rows shared, {name}", outputs.split(rows.lengths), spans)
 
     family = kernels(case.variant)
     pages = Pages(schedule, family, 1, shape, sequences[0].dtype)

@@ -12,7 +12,7 @@ from tests.helpers import tiny_decoder
 from tests.properties.attention import Pages, Schedule, schedules
 from tests.properties.rows import shapes
 from tests.properties.values import DTYPES, Comparison, dtypes, seeds
-from tests.properties.ways import OTHERS, kernels, threads, variants
+from tests.properties.ways import BEST, OTHERS, kernels, threads, variants
 from zerogap.kernels import AttentionShape, RowBatch
 from zerogap.model.decoder import Decoder
 
@@ -114,7 +114,7 @@ def check_decoder(case: DecoderCase) -> int:
     sequences = [random_tokens(n, case.model.vocab, schedule.seed + i) for i, n in enumerate(schedule.lengths)]
     for tokens in sequences[1:]:
         tokens[: schedule.shared] = sequences[0][: schedule.shared]
-    learner = case.model.decoder(kernels().forward.native.name)
+    learner = case.model.decoder(BEST)
     engine = case.model.decoder(case.variant)
     with torch.no_grad():
         whole = learner.hidden(torch.cat(sequences), RowBatch.pack(schedule.lengths))
@@ -131,7 +131,9 @@ def check_decoder(case: DecoderCase) -> int:
                 tokens = torch.cat([sequences[i][first : first + rows] for i, first, rows in spans])
                 outputs = engine.hidden(tokens, pages.rows(spans), pages.cache).split([n for _, _, n in spans])
                 for (i, first, n), output in zip(spans, outputs, strict=True):
-                    comparison.same(f"rows {first} to {first + n} of sequence {i}", output, hidden[i][first : first + n])
+                    comparison.same(
+                        f"rows {first} to {first + n} of sequence {i}", output, hidden[i][first : first + n]
+                    )
             keys = torch.arange(4 * len(whole)).view(-1, 4)
             drawn, sampled = engine.sample(engine.logits(whole), keys, case.temperature)
         comparison.same("sampled logprobs", sampled, learner.logprobs(whole, drawn, case.temperature))
@@ -140,26 +142,29 @@ def check_decoder(case: DecoderCase) -> int:
 
 @dataclass(frozen=True)
 class GradientCase:
+    """lengths, shared: the packed rows, see RowBatch.pack."""
+
     model: Model
     lengths: tuple[int, ...]
+    shared: tuple[int, ...]
     temperature: float
 
 
-gradient_cases = st.builds(
-    GradientCase,
-    model=models(scales=(1.0, 1.0, 1.0, 1e-20)),
-    lengths=st.lists(st.integers(1, 120) | st.just(0), min_size=1, max_size=4)
-    .filter(any)
-    .map(tuple),
-    temperature=st.sampled_from([1.0, 0.6]),
-)
+@st.composite
+def gradient_cases(draw: st.DrawFn) -> GradientCase:
+    lengths, shared = [draw(st.integers(1, 150))], [0]
+    for _ in range(draw(st.integers(0, 3))):
+        shared.append(draw(st.just(0) | st.integers(0, lengths[-1] + shared[-1])))
+        lengths.append(draw(st.integers(0, 150)))
+    model = draw(models(scales=(1.0, 1.0, 1.0, 1e-20)))
+    return GradientCase(model, tuple(lengths), tuple(shared), temperature=draw(st.sampled_from([1.0, 0.6])))
 
 
 def check_gradients(case: GradientCase) -> int:
-    """Loss and the gradient of every master: the same bits in a second run, on two threads, on every instruction
-    set."""
+    """Logprobs and the gradient of every master: the same bits in a second run, on two threads and on every
+    instruction set; and the logprobs are those of a forward without gradients."""
     comparison = Comparison()
-    rows = RowBatch.pack(case.lengths)
+    rows = RowBatch.pack(case.lengths, case.shared)
     tokens = random_tokens(rows.num_rows, case.model.vocab, case.model.seed)
 
     def gradients(variant: str, count: int) -> dict[str, torch.Tensor]:
@@ -167,13 +172,17 @@ def check_gradients(case: GradientCase) -> int:
         with threads(count):
             logprobs = decoder.logprobs(decoder.hidden(tokens, rows), tokens.roll(1), case.temperature)
             (logprobs * torch.linspace(-1, 1, len(tokens))).sum().backward()
-        found = {name: weight.master.grad for name, weight in decoder.weights.items() if weight.master is not None}
-        assert all(gradient is not None for gradient in found.values())
-        return {"logprobs": logprobs.detach()} | found
+            with torch.no_grad():
+                plain = decoder.logprobs(decoder.hidden(tokens, rows), tokens.roll(1), case.temperature)
+        comparison.same("logprobs without gradients", plain, logprobs.detach())
+        found = {"logprobs": logprobs.detach()}
+        for name, weight in decoder.weights.items():
+            assert weight.master is not None and weight.master.grad is not None, name
+            found[f"gradient of {name}"] = weight.master.grad
+        return found
 
-    best = kernels().forward.native.name
-    expected = gradients(best, 1)
-    for variant, count in [(best, 1), (best, 2), *((name, 1) for name in OTHERS)]:
+    expected = gradients(BEST, 1)
+    for variant, count in [(BEST, 1), (BEST, 2), *((name, 1) for name in OTHERS)]:
         for name, value in gradients(variant, count).items():
-            comparison.same(f"gradient of {name}, {variant}, {count} threads", value, expected[name])
+            comparison.same(f"{name}, {variant}, {count} threads", value, expected[name])
     return comparison.values

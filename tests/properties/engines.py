@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.properties.decoders import Model, models
 from tests.properties.values import Comparison, seeds
-from tests.properties.ways import kernels, threads, variants
+from tests.properties.ways import BEST, threads, variants
 from zerogap.config import Learner as LearnerConfig
 from zerogap.gaps.bitwise import check_bits
 from zerogap.kernels import RowBatch
@@ -247,7 +247,7 @@ def check_training(case: TrainingCase) -> int:
     group = Group(case.prompt, case.n, case.new, case.temperature, wait=0, min_version=0)
     requests = [group.request(g, model.vocab, case.seed) for g in range(case.updates * case.groups)]
     engine = case.serving.engine(model.decoder(case.serving.variant), requests)
-    scorer = model.decoder(kernels().forward.native.name)
+    scorer = model.decoder(BEST)
     versions: dict[int, Snapshot] = {0: learner.decoder.snapshot()}
     for g, request in enumerate(requests):
         oldest = max(0, g // case.groups - case.lag)

@@ -51,8 +51,8 @@ def shapes(draw: st.DrawFn, largest_row: int = 2048) -> AttentionShape:
 def row_cases(draw: st.DrawFn) -> RowCase:
     width = draw(st.integers(1, 200) | st.integers(1, 2600))
     columns = draw(st.integers(1, 200) | st.integers(1, 1300))
-    rows = draw(st.integers(1, 130) | st.integers(1, 900))
-    rows = max(1, min(rows, LARGEST_PRODUCT // (width * columns)))
+    rows = draw(st.integers(0, 130) | st.integers(1, 900))
+    rows = min(rows, LARGEST_PRODUCT // (width * columns) + 1)
     return RowCase(
         operation=draw(st.sampled_from(OPERATIONS)),
         dtype=draw(dtypes),
@@ -65,7 +65,7 @@ def row_cases(draw: st.DrawFn) -> RowCase:
         weights=draw(st.sampled_from(KINDS)),
         vector=draw(st.booleans()),
         temperature=draw(st.sampled_from([1.0, 0.6, 1e-3, 50.0, 0.0])),
-        chunk=draw(st.integers(1, rows)),
+        chunk=draw(st.integers(1, max(1, rows))),
         seed=draw(seeds),
     )
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.helpers import tiny_decoder
 from tests.rollout.builders import Bits, alone, bits, by_sample, drain, request, run
@@ -55,38 +53,6 @@ def pattern(logprobs: torch.Tensor) -> list[int]:
 
 def sampled_pattern(t: Trajectory) -> list[int]:
     return pattern(torch.tensor(t.logprobs[t.loss_mask.index(1) :], dtype=torch.float32))
-
-
-@models
-@settings(max_examples=50, deadline=None)
-@given(
-    shapes=st.lists(st.tuples(st.integers(1, 80), st.integers(1, 5), st.integers(1, 10)), min_size=1, max_size=4),
-    page_size=st.sampled_from([8, 16, 32, 64]),
-    spare_pages=st.integers(0, 12),
-    max_running=st.integers(1, 16),
-    max_batched_tokens=st.integers(1, 96),
-    temperature=st.sampled_from([1.0, 0.6]),
-)
-def test_any_company_gives_the_bits_of_each_sample_alone_and_of_the_learner(
-    model: dict[str, Any],
-    shapes: list[tuple[int, int, int]],
-    page_size: int,
-    spare_pages: int,
-    max_running: int,
-    max_batched_tokens: int,
-    temperature: float,
-) -> None:
-    decoder = tiny_decoder(**model)
-    requests = [
-        request(g, prompt(g + length, length), n=n, new=new, temperature=temperature)
-        for g, (length, n, new) in enumerate(shapes)
-    ]
-    pages = -(-max(length + new - 1 for length, _, new in shapes) // page_size) + spare_pages
-    done = run(decoder, requests, EngineConfig(max_running, max_batched_tokens, page_size, kv_tokens=pages * page_size))
-    assert by_sample(done) == alone(decoder, requests)
-    learner = decoder.view(decoder.snapshot())
-    for t, logprobs_N in zip(done, learner_logprobs(learner, done), strict=True):
-        assert sampled_pattern(t) == pattern(logprobs_N)
 
 
 @models
@@ -225,19 +191,6 @@ def test_one_bit_pattern_per_request_over_the_whole_grid(dtype: torch.dtype) -> 
                     record(by_sample(done + drain(engine)))
     assert len(seen) == 12
     assert {key: len(patterns) for key, patterns in seen.items()} == dict.fromkeys(seen, 1)
-
-
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    decoder = tiny_decoder(hidden_size=64, head_dim=16)
-    requests = [request(g, prompt(g, 40), n=4, new=12) for g in range(4)]
-    found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(by_sample(run(decoder, requests, EngineConfig())))
-    finally:
-        torch.set_num_threads(1)
-    assert found[0] == found[1] == found[2]
 
 
 def test_repeated_group_is_the_same_and_another_seed_is_not() -> None:
