@@ -48,7 +48,7 @@ struct Vec {
 struct Pairs {
   __m512i v;
 };
-constexpr int kTileVectors = 4;  // vectors per row of a GEMM register tile; 6 x 4 accumulators fill the 32 registers
+constexpr int kTileRows = 12, kTileVectors = 2;  // register tile of a product: 24 sums in 32 registers
 
 ZEROGAP_INLINE Vec splat(float x) { return {_mm512_set1_ps(x)}; }
 ZEROGAP_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -96,7 +96,7 @@ struct Vec {
 struct Pairs {
   __m256i a, b;
 };
-constexpr int kTileVectors = 1;  // 6 rows x 2 registers of 8 lanes
+constexpr int kTileRows = 6, kTileVectors = 1;  // 12 sums in 16 registers
 
 #define ZEROGAP_BOTH(op) {op(x.a, y.a), op(x.b, y.b)}
 ZEROGAP_INLINE Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -157,7 +157,7 @@ struct Vec {
 struct Pairs {
   uint32_t v[kLanes];
 };
-constexpr int kTileVectors = 1;
+constexpr int kTileRows = 6, kTileVectors = 1;
 
 #define ZEROGAP_LANES(expression)                         \
   Vec r;                                                  \

@@ -18,7 +18,7 @@ from zerogap.kernels.rows import AttentionShape, RowBatch
 from zerogap.kernels.step import Model, Step
 from zerogap.kernels.weight import Weight
 
-PANEL_COLUMNS = 64  # output columns per packed panel, as in csrc/panel.h
+PANEL_COLUMNS = 32  # output columns per packed panel, as in csrc/panel.h
 
 
 class AlignedKernels:
