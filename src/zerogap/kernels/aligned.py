@@ -33,12 +33,13 @@ class AlignedKernels:
         # The instruction set and the page size are absent on purpose: they change no bit.
         return {
             "family": self.name,
-            "version": 1,
+            "version": 2,
             "linear": "fp32 fma chains of 128 steps, k ascending, added ascending; bf16: a step is a pair, odd then "
             "even, denormals flushed",
             "bias": "fp32, before rounding",
             "key_block": 64,
             "vocabulary_block": 512,
+            "rounding": "to nearest even; bf16: denormals to zero, every NaN 0x7fc0",
             "lanes": LANES,
             "logits": "fp32",
             "temperature": "logit * fp32(1 / temperature)",
