@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zerogap.kernels import aligned_autograd as autograd
-from zerogap.kernels.aligned_cache import LANES, LayerCache, copy_page, new_cache
+from zerogap.kernels.aligned_cache import LANES, LayerCache, PagedCache, copy_page, new_cache
 from zerogap.kernels.aligned_forward import Forward
 from zerogap.kernels.native import dtype_code, load_best
 from zerogap.kernels.program import RecordedStep
@@ -135,10 +135,10 @@ class AlignedKernels:
 
     def new_cache(
         self, layers: int, pages: int, page_size: int, shape: AttentionShape, dtype: torch.dtype
-    ) -> list[LayerCache]:
+    ) -> PagedCache:
         return new_cache(layers, pages, page_size, shape, dtype)
 
-    def copy_page(self, cache: list[LayerCache], source: int, target: int) -> None:
+    def copy_page(self, cache: PagedCache, source: int, target: int) -> None:
         copy_page(cache, source, target)
 
 

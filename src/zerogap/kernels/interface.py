@@ -107,7 +107,7 @@ class Kernels(Protocol):
         """Paged KV, one opaque entry per layer; `nbytes` of an entry is its memory."""
         ...
 
-    def copy_page(self, cache: list[Any], source: int, target: int) -> None:
+    def copy_page(self, cache: Any, source: int, target: int) -> None:
         """Copy one page of every layer (copy-on-write of a shared prefix's last, partial page)."""
         ...
 

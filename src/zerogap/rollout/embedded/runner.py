@@ -40,7 +40,7 @@ class ModelRunner:
                 asked.append(sequence)
                 step.asked_B.append(len(step.tokens_T) - 1)
                 step.keys_B.append(sequence.key())
-                step.temperatures_B.append(sequence.group.request.sampling.temperature)
+                step.temperatures_B.append(sequence.sampling.temperature)
         tokens_B, logprobs_B = self._step(version)(step)
         return list(zip(asked, tokens_B, logprobs_B, strict=True))
 

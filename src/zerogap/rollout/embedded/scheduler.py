@@ -66,7 +66,8 @@ class Scheduler:
         for sample in list(self.running):
             # A younger sample in this copy may have lost its pages to an older one; then it has none to grow.
             if self._budget > 0 and sample.remaining == 1 and sample.pages and self._grow(sample):
-                self._add_rows(sample, 1)
+                self._batch[sample] = 1
+                self._budget -= 1
         if self._budget > 0:
             self._admit()
         rest = [sequence for sequence in (*self.prefixes, *self.running) if sequence not in self._batch]

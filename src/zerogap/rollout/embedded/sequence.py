@@ -60,7 +60,9 @@ class Sample(Sequence):
         self.started = False
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.sampling = group.request.sampling
         self._order = (group.arrival, 2 * index + 1)
+        self._key = (self.sampling.seed, group.request.prompt_id, index)
 
     @property
     def order(self) -> Order:
@@ -72,8 +74,7 @@ class Sample(Sequence):
 
     def key(self) -> tuple[int, int, int, int]:
         """What the sampler draws the next token from: (seed, prompt id, sample index, position of the token)."""
-        request = self.group.request
-        return (request.sampling.seed, request.prompt_id, self.index, len(self.tokens))
+        return (*self._key, len(self.tokens))
 
     def append(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)

@@ -21,7 +21,7 @@ class StopRule:
 
     def reason(self, sample: Sample) -> FinishReason | None:
         """Why the sample ends with its newest token; None: it goes on."""
-        sampling = sample.group.request.sampling
+        sampling = sample.sampling
         if sample.tokens[-1] in self.eos_token_ids:
             return "eos"
         if sampling.stop and self._has_stop_string(sample.sampled, sampling.stop):
