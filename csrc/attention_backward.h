@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "attention.h"
+#include "gemm.h"
 
 namespace zerogap {
 

@@ -62,10 +62,11 @@ ZEROGAP_INLINE void run_chain(const A* a, long lda, const B* b, long ldb, long s
   }
 }
 
+// body(Constant<n>), n in 1..Max.
 template <int Max, class Body>
-ZEROGAP_INLINE void with_rows(int rows, Body body) {
+ZEROGAP_INLINE void with_constant(int n, Body body) {
   if constexpr (Max > 1)
-    if (rows < Max) return with_rows<Max - 1>(rows, body);
+    if (n < Max) return with_constant<Max - 1>(n, body);
   body(Constant<Max>{});
 }
 
@@ -73,7 +74,7 @@ ZEROGAP_INLINE void with_rows(int rows, Body body) {
 // 16. Rows and vectors arrive as constants.
 template <class Body>
 ZEROGAP_INLINE void for_tiles(int rows, long columns, Body body) {
-  with_rows<kTileRows>(rows, [&](auto count) {
+  with_constant<kTileRows>(rows, [&](auto count) {
     long j = 0;
     for (; j + kTileVectors * kLanes <= columns; j += kTileVectors * kLanes) body(count, Constant<kTileVectors>{}, j);
     if constexpr (kTileVectors > 1)

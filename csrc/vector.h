@@ -246,7 +246,24 @@ ZEROGAP_INLINE void for_vectors(long length, Body body) {
   if (j < length) body(j, static_cast<int>(length - j));
 }
 
-// Fixed trees over the lanes: (i, i + 8), (i, i + 4), ...
+// Fixed trees over the lanes: (i, i + 8), (i, i + 4), ... The last 8 lanes are the same shuffles on AVX-512 and AVX2.
+#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+ZEROGAP_INLINE __m256 lower(Vec a) { return _mm512_castps512_ps256(a.v); }
+ZEROGAP_INLINE __m256 upper(Vec a) { return _mm512_extractf32x8_ps(a.v, 1); }
+#else
+ZEROGAP_INLINE __m256 lower(Vec a) { return a.a; }
+ZEROGAP_INLINE __m256 upper(Vec a) { return a.b; }
+#endif
+#define ZEROGAP_TREE(op)                                                                         \
+  const __m256 eight = _mm256_##op(lower(a), upper(a));                                          \
+  const __m128 four = _mm_##op(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)); \
+  const __m128 two = _mm_##op(four, _mm_movehl_ps(four, four));                                  \
+  return _mm_cvtss_f32(_mm_##op(two, _mm_shuffle_ps(two, two, 1)))
+ZEROGAP_INLINE float sum_lanes(Vec a) { ZEROGAP_TREE(add_ps); }
+ZEROGAP_INLINE float max_lanes(Vec a) { ZEROGAP_TREE(max_ps); }
+#undef ZEROGAP_TREE
+#else
 ZEROGAP_INLINE float sum_lanes(Vec a) {
   float t[kLanes];
   store(t, a);
@@ -260,6 +277,19 @@ ZEROGAP_INLINE float max_lanes(Vec a) {
   for (int half = kLanes / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
   return t[0];
+}
+#endif
+
+// Lanes from `count` on become `other`.
+ZEROGAP_INLINE Vec keep_lanes(Vec a, int count, float other) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+  return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>((1u << count) - 1), a.v)};
+#else
+  float t[kLanes];
+  store(t, a);
+  for (int i = count; i < kLanes; ++i) t[i] = other;
+  return load(t);
+#endif
 }
 
 }  // namespace zerogap

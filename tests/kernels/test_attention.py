@@ -5,13 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.helpers import same_bits
 from tests.kernels import reference as ref
 from tests.kernels.reference import BF16, DTYPES, FP32, randn, relative_error
 from zerogap.kernels import AttentionShape, RowBatch, get_kernels
 from zerogap.kernels.aligned_cache import LayerCache
 
 K = get_kernels("aligned")
-SHAPES = [AttentionShape(4, 2, 16), AttentionShape(6, 2, 10), AttentionShape(1, 1, 2), AttentionShape(7, 1, 34)]
+SHAPES = [
+    AttentionShape(4, 2, 16),
+    AttentionShape(6, 2, 10),
+    AttentionShape(1, 1, 2),
+    AttentionShape(7, 1, 34),
+    AttentionShape(3, 1, 64),
+    AttentionShape(2, 2, 112),
+]
 
 
 def poisoned_cache(pages: int, page_size: int, shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
@@ -53,6 +61,16 @@ def test_a_broken_key_shows_in_every_later_row() -> None:
     qkv[66, shape.q_size] = torch.nan  # a key of head 0, so of query heads 0 and 1
     output = packed(qkv, shape).view(80, shape.q_heads, shape.head_dim)
     assert output[66:, :2].isnan().all() and not output[:66].isnan().any() and not output[:, 2:].isnan().any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_broken_value_shows_in_no_earlier_row(shape: AttentionShape) -> None:
+    """A key of the future has weight 0, and 0 x NaN is NaN: it must not be multiplied at all."""
+    qkv = qkv_rows(80, shape, FP32)
+    clean = packed(qkv, shape)
+    qkv[66, -1] = torch.nan  # the last kv head, so the last query head
+    output = packed(qkv, shape)
+    assert same_bits(output[:66], clean[:66]) and output[66:, -1].isnan().all()
 
 
 @pytest.mark.parametrize("page_size", [0, 4, 24, 128])
