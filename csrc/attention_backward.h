@@ -1,5 +1,5 @@
 // Gradient of attention over packed rows: probabilities are recomputed from q, k and the saved log sums. A task is one
-// block of 64 keys of one kv head. It owns dk and dv of its keys; dq of a tile of queries is added up over the blocks
+// block of keys of one kv head. It owns dk and dv of its keys; dq of a tile of queries is added up over the blocks
 // in ascending order, whichever threads run them, so the result does not depend on the threads. Scratch is one fp32
 // copy of dq (by all threads together) and a few tiles per thread.
 #pragma once
@@ -11,6 +11,9 @@
 #include "gemm.h"
 
 namespace zerogap {
+
+constexpr long kBackwardKeys = 128;  // keys that a tile of queries meets at once; their tiles stay in L2
+constexpr long kBackwardQueries = 64;
 
 // Transposes a [rows, columns] block; both multiples of 16.
 inline void transpose_block(const float* source, long rows, long columns, float* target, long target_stride) {
@@ -36,8 +39,9 @@ struct AttentionBackward {
   float score_scale;
 
   const long dim = shape.head_dim, padded = shape.padded_dim(), group = shape.group();
-  const long tile_positions = std::max(1l, kKeyBlock / group), columns = round_up(tile_positions * group, kLanes);
-  const long tiles = ceil_divide(rows, tile_positions), blocks = ceil_divide(rows, kKeyBlock);
+  const long tile_positions = std::max(1l, kBackwardQueries / group);
+  const long columns = round_up(tile_positions * group, kLanes);
+  const long tiles = ceil_divide(rows, tile_positions), blocks = ceil_divide(rows, kBackwardKeys);
   std::vector<long> block_ends{};                   // one past the last row that sees a key of the block
   std::vector<std::atomic<int32_t>> contributed{};  // [tiles, kv_heads] 1 + the last block whose part is in dq, or 0
   float *deltas = nullptr, *dqueries = nullptr;     // [rows, q_heads]; [tiles, kv_heads, padded, columns]
@@ -46,9 +50,9 @@ struct AttentionBackward {
     double work = 0;
     block_ends.resize(blocks);
     for (long b = 0; b < blocks; ++b) {
-      const int32_t* ends = key_ends + b * kKeyBlock;
-      block_ends[b] = *std::max_element(ends, ends + std::min<long>(kKeyBlock, rows - b * kKeyBlock));
-      work += 10.0 * kKeyBlock * (block_ends[b] - b * kKeyBlock) * shape.q_heads * dim;
+      const int32_t* ends = key_ends + b * kBackwardKeys;
+      block_ends[b] = *std::max_element(ends, ends + std::min<long>(kBackwardKeys, rows - b * kBackwardKeys));
+      work += 10.0 * kBackwardKeys * (block_ends[b] - b * kBackwardKeys) * shape.q_heads * dim;
     }
     contributed = std::vector<std::atomic<int32_t>>(tiles * shape.kv_heads);
     deltas = scratch<float>(Scratch::gradient, rows * shape.q_heads + tiles * shape.kv_heads * padded * columns);
@@ -69,43 +73,46 @@ struct AttentionBackward {
 
   // The tiles of one thread; *_t are transposed.
   struct Buffers {
-    float *keys, *values, *keys_t, *dkeys, *dvalues;  // [64][padded]
+    float *keys, *values, *keys_t, *dkeys, *dvalues;  // [kBackwardKeys][padded]
     float *queries, *douts, *queries_t, *douts_t;     // [columns][padded]
-    float *probabilities, *dscores;                   // [64][columns]
+    float *probabilities, *dscores;                   // [kBackwardKeys][columns]
     float *log_sums, *deltas;                         // [columns]
 
     Buffers(long padded, long columns) {
-      const long size = (5 * padded + 2 * columns) * kKeyBlock + (4 * padded + 2) * columns;
+      const long size = (5 * padded + 2 * columns) * kBackwardKeys + (4 * padded + 2) * columns;
       float* p = scratch<float>(Scratch::attention, size);
       auto take = [&](long n) { return std::exchange(p, p + n); };
-      for (float** key_side : {&keys, &values, &keys_t, &dkeys, &dvalues}) *key_side = take(kKeyBlock * padded);
+      for (float** key_side : {&keys, &values, &keys_t, &dkeys, &dvalues}) *key_side = take(kBackwardKeys * padded);
       for (float** query_side : {&queries, &douts, &queries_t, &douts_t}) *query_side = take(columns * padded);
-      for (float** scores : {&probabilities, &dscores}) *scores = take(kKeyBlock * columns);
+      for (float** scores : {&probabilities, &dscores}) *scores = take(kBackwardKeys * columns);
       for (float** per_query : {&log_sums, &deltas}) *per_query = take(columns);
     }
   };
 
   void key_block(long b, long head) {
     const Buffers buffer(padded, columns);
-    const long first = b * kKeyBlock, count = std::min<long>(kKeyBlock, rows - first);
-    for (long j = 0; j < kKeyBlock; ++j) {
+    const long first = b * kBackwardKeys, count = std::min<long>(kBackwardKeys, rows - first);
+    for (long j = 0; j < kBackwardKeys; ++j) {
       const T* key = j < count ? qkv + (first + j) * shape.row() + (shape.q_heads + head) * dim : nullptr;
       widen_row(key, buffer.keys + j * padded);
       widen_row(key ? key + shape.kv_heads * dim : nullptr, buffer.values + j * padded);
     }
-    transpose_block(buffer.keys, kKeyBlock, padded, buffer.keys_t, kKeyBlock);
-    std::fill_n(buffer.dkeys, kKeyBlock * padded, 0.f);
-    std::fill_n(buffer.dvalues, kKeyBlock * padded, 0.f);
+    transpose_block(buffer.keys, kBackwardKeys, padded, buffer.keys_t, kBackwardKeys);
+    std::fill_n(buffer.dkeys, kBackwardKeys * padded, 0.f);
+    std::fill_n(buffer.dvalues, kBackwardKeys * padded, 0.f);
+    long begin = 0;  // keys [begin, end) of the block meet the tile
     for (long i = first / tile_positions; i * tile_positions < block_ends[b]; ++i) {
+      while (key_ends[first + begin] <= i * tile_positions) ++begin;
+      const long end = std::min(count, (i + 1) * tile_positions - first), keys = end - begin, at = begin * padded;
       const long queries = read_queries(i, head, buffer);
-      multiply(count, columns, buffer.keys, padded, buffer.queries_t, columns, dim, buffer.probabilities, columns,
+      multiply(keys, columns, buffer.keys + at, padded, buffer.queries_t, columns, dim, buffer.probabilities, columns,
                false);
-      multiply(count, columns, buffer.values, padded, buffer.douts_t, columns, dim, buffer.dscores, columns, false);
-      for (long j = 0; j < count; ++j) score_gradients(first + j, j, i * tile_positions, queries, buffer);
-      multiply(count, padded, buffer.probabilities, columns, buffer.douts, padded, queries, buffer.dvalues, padded,
+      multiply(keys, columns, buffer.values + at, padded, buffer.douts_t, columns, dim, buffer.dscores, columns, false);
+      for (long j = 0; j < keys; ++j) score_gradients(first + begin + j, j, i * tile_positions, queries, buffer);
+      multiply(keys, padded, buffer.probabilities, columns, buffer.douts, padded, queries, buffer.dvalues + at, padded,
                true);
-      multiply(count, padded, buffer.dscores, columns, buffer.queries, padded, queries, buffer.dkeys, padded, true);
-      add_query_gradients(b, count, i, head, buffer);
+      multiply(keys, padded, buffer.dscores, columns, buffer.queries, padded, queries, buffer.dkeys + at, padded, true);
+      add_query_gradients(b, begin, keys, i, head, buffer);
     }
     for (long j = 0; j < count; ++j) {
       T* dkey = dqkv + (first + j) * shape.row() + (shape.q_heads + head) * dim;
@@ -125,21 +132,29 @@ struct AttentionBackward {
 
   // Fills the query side of the buffers; returns the number of columns that are queries.
   long read_queries(long tile, long head, const Buffers& buffer) const {
-    const long first = tile * tile_positions, count = std::min(tile_positions, rows - first) * group;
-    for (long c = 0; c < columns; ++c) {
-      const long row = first + c / group, query_head = head * group + c % group;
-      const bool real = c < count;
-      widen_row(real ? qkv + row * shape.row() + query_head * dim : nullptr, buffer.queries + c * padded);
-      widen_row(real ? dout + (row * shape.q_heads + query_head) * dim : nullptr, buffer.douts + c * padded);
-      buffer.log_sums[c] = real ? log_sums[row * shape.q_heads + query_head] : 0.f;
-      buffer.deltas[c] = real ? deltas[row * shape.q_heads + query_head] : 0.f;
+    const long first = tile * tile_positions, positions = std::min(tile_positions, rows - first);
+    const long count = positions * group;
+    for (long i = 0; i < positions; ++i) {
+      const long per_query = (first + i) * shape.q_heads + head * group, at = i * group;
+      const T* query = qkv + (first + i) * shape.row() + head * group * dim;
+      for (long g = 0; g < group; ++g) {
+        widen_row(query + g * dim, buffer.queries + (at + g) * padded);
+        widen_row(dout + (per_query + g) * dim, buffer.douts + (at + g) * padded);
+      }
+      std::copy_n(log_sums + per_query, group, buffer.log_sums + at);
+      std::copy_n(deltas + per_query, group, buffer.deltas + at);
+    }
+    for (long c = count; c < columns; ++c) {
+      widen_row(nullptr, buffer.queries + c * padded);
+      widen_row(nullptr, buffer.douts + c * padded);
+      buffer.log_sums[c] = buffer.deltas[c] = 0.f;
     }
     transpose_block(buffer.queries, columns, padded, buffer.queries_t, columns);
     transpose_block(buffer.douts, columns, padded, buffer.douts_t, columns);
     return count;
   }
 
-  // Row j of the block: scores become probabilities, and gradients of probabilities those of scores.
+  // Row j: scores become probabilities, and gradients of probabilities those of scores.
   void score_gradients(long key, long j, long first_position, long queries, const Buffers& buffer) const {
     float *probability = buffer.probabilities + j * columns, *dscore = buffer.dscores + j * columns;
     const long seen = std::clamp((key - first_position) * group, 0l, queries);
@@ -156,18 +171,19 @@ struct AttentionBackward {
   }
 
   // Adds the block's part of dq of a tile, after the parts of all earlier blocks; the last block writes dq.
-  void add_query_gradients(long b, long count, long tile, long head, const Buffers& buffer) {
+  void add_query_gradients(long b, long begin, long keys, long tile, long head, const Buffers& buffer) {
     long before = b - 1;
     while (before >= 0 && block_ends[before] <= tile * tile_positions) --before;
     std::atomic<int32_t>& turn = contributed[tile * shape.kv_heads + head];
     for (int spins = 0; turn.load(std::memory_order_acquire) != before + 1; ++spins)
       if (spins > 1000) std::this_thread::yield();
     float* dquery_t = dqueries + (tile * shape.kv_heads + head) * padded * columns;
-    multiply(dim, columns, buffer.keys_t, kKeyBlock, buffer.dscores, columns, count, dquery_t, columns, before >= 0);
+    multiply(dim, columns, buffer.keys_t + begin, kBackwardKeys, buffer.dscores, columns, keys, dquery_t, columns,
+             before >= 0);
     turn.store(static_cast<int32_t>(b + 1), std::memory_order_release);
 
     const long first = tile * tile_positions, last = std::min(rows, first + tile_positions);
-    if (b != (last - 1) / kKeyBlock) return;
+    if (b != (last - 1) / kBackwardKeys) return;
     std::fill_n(dquery_t + dim * columns, (padded - dim) * columns, 0.f);
     float* dquery = buffer.queries;  // read for the last time above
     for (long r = 0; r < padded; r += 16)
