@@ -86,3 +86,15 @@ def test_rows_and_cache_must_agree() -> None:
         K.attention(qkv, rows, poisoned_cache(1, 32, SHAPES[0], FP32), SHAPES[0])
     with pytest.raises(ValueError, match="need a cache"):
         K.attention(qkv, rows, None, SHAPES[0])
+
+
+def test_no_row_hears_of_a_later_one() -> None:
+    """Not even of a NaN (0 * NaN), or by the sign of a zero (-0 + 0 * value)."""
+    shape = AttentionShape(1, 1, 2)
+    qkv = torch.zeros(70, shape.qkv_size)
+    qkv[:, 0], qkv[64, 2] = 30.0, 30.0  # the key of row 64 outweighs all others by more than e^87
+    qkv[:64, 4], qkv[64, 4], qkv[65:, 4] = -1.0, -0.0, 1.0
+    whole = packed(qkv, shape)
+    assert same_bits(packed(qkv[:65], shape), whole[:65])
+    qkv[69, 4] = torch.nan
+    assert same_bits(packed(qkv, shape)[:69], whole[:69])
