@@ -11,7 +11,7 @@ namespace zerogap {
 constexpr long kChainSteps = 128;  // short chains round less: half the error of one chain over the whole of k
 constexpr long kStepBlock = 8 * kChainSteps;  // k is walked in blocks that keep a panel in L2
 constexpr long kLeftBytes = 512 << 10;        // rows of A that stay in L2 while the panels pass
-constexpr long kGroupBytes = 1536 << 10;      // panels that stay in L3 while the rows of A pass
+constexpr long kGroupBytes = 2 << 20;         // panels that stay in L3 while the rows of A pass
 constexpr int kAheadBytes = 4096;             // how far a panel is fetched ahead, so that memory and arithmetic overlap
 constexpr int kAheadRows = 7;                 // from so many rows; fewer are bound by memory, which then runs by itself
 
@@ -85,6 +85,8 @@ void rows_times_panels(const T* a, long lda, long rows, const Panels<T>& b, long
       if (accumulate)
         for (int r = 0; r < group; ++r)
           for_vectors(width, [&](long j, int n) { store(sums + r * kPanelColumns + j, load(out + r * ldc + j, n)); });
+      for (int r = 0; r < group; ++r)
+        for (long j = 0; j < width; j += 64 / long{sizeof(Out)}) prefetch_line_to_write(out + r * ldc + j);
       for_tiles(group, round_up(width, kLanes), [&](auto count, auto vectors, long j) {
         chains<T, decltype(count)::value, decltype(vectors)::value>(left, lda, panel + j, b.steps, accumulate,
                                                                     sums + j);
@@ -168,13 +170,18 @@ void linear_input_gradient(const T* dy_MN, const T* weight_NK, T* dx_MK, long m,
   linear<T, T>(dy_MN, Right<T>{weight_NK, Layout::kn, k, n, k}, nullptr, dx_MK, m);
 }
 
-// dW[N, K] = dY[M, N]^T X[M, K], fp32
+// dW[N, K] = dY[M, N]^T X[M, K], fp32. dY is transposed in blocks of M that stay in L3.
 template <class T>
 void linear_weight_gradient(const T* dy_MN, const T* x_MK, float* dw_NK, long m, long n, long k) {
-  const long padded = left_stride<T>(m);
-  T* dy_NM = scratch<T>(Scratch::left, n * padded);
-  transpose_rows(dy_MN, m, n, dy_NM, padded);
-  gemm<T, float>(dy_NM, padded, Right<T>{x_MK, Layout::kn, k, m, k}, nullptr, dw_NK, k, n, false);
+  const long block = std::min(m, kStepBlock * PanelTraits<T>::kStep), stride = left_stride<T>(block);
+  T* dy_NM = scratch<T>(Scratch::left, n * stride);
+  long first = 0;
+  do {
+    const long count = std::min(block, m - first);
+    transpose_rows(dy_MN + first * n, count, n, dy_NM, stride);
+    gemm<T, float>(dy_NM, stride, Right<T>{x_MK + first * k, Layout::kn, k, count, k}, nullptr, dw_NK, k, n, first > 0);
+    first += count;
+  } while (first < m);
 }
 
 }  // namespace zerogap

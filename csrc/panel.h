@@ -80,6 +80,7 @@ void panel_from_nk(const T* b, long ldb, long n0, long n_total, long k_total, lo
       uint32_t* block = out + (s - step0) * kPanelColumns + j;
       const T* corner = b + (n0 + j) * ldb + s * PanelTraits<T>::kStep;
       if (n0 + j + 16 <= n_total && s + 16 <= std::min(step1, whole) && sizeof(T) * ldb % 4 == 0) {
+        for (long i = 16; i < 32; ++i) prefetch_line(corner + i * ldb);  // the next 16 rows
         transpose_16x16(reinterpret_cast<const uint32_t*>(corner), sizeof(T) * ldb / 4, block, kPanelColumns);
         continue;
       }
@@ -135,9 +136,11 @@ inline void transpose_rows(const float* source, long rows, long columns, float* 
     const long c0 = block * 16, width = std::min(16l, columns - c0);
     long r = 0;
     if (width == 16)
-      for (; r + 16 <= rows; r += 16)
+      for (; r + 16 <= rows; r += 16) {
+        for (long i = 32; i < 48; ++i) prefetch_line(source + (r + i) * columns + c0);  // rows to come
         transpose_16x16(reinterpret_cast<const uint32_t*>(source + r * columns + c0), columns,
                         reinterpret_cast<uint32_t*>(target + c0 * padded_rows + r), padded_rows);
+      }
     for (long c = 0; c < width; ++c)
       for (long i = r; i < padded_rows; ++i)
         target[(c0 + c) * padded_rows + i] = i < rows ? source[i * columns + c0 + c] : 0.f;
@@ -149,6 +152,7 @@ inline void transpose_rows(const bf16* source, long rows, long columns, bf16* ta
     long r = 0;
     if (width == 32 && columns % 2 == 0)
       for (; r + 16 <= rows; r += 16) {  // as 32-bit words (two columns each), then split the halves
+        for (long i = 32; i < 48; ++i) prefetch_line(source + (r + i) * columns + c0);
         uint32_t words[16][16];
         transpose_16x16(reinterpret_cast<const uint32_t*>(source + r * columns + c0), columns / 2, words[0], 16);
         for (long c = 0; c < 16; ++c) {

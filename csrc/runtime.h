@@ -115,6 +115,23 @@ T* scratch(Scratch slot, size_t elements) {
   return static_cast<T*>(spaces[static_cast<int>(slot)].reserve(elements * sizeof(T)));
 }
 
+// Asks for a line of memory: to read it soon (into L2), or to write it soon. Any address will do, also one past an array.
+// asm: gcc deletes loops that do nothing but __builtin_prefetch.
+inline void prefetch_line(const void* line) {
+#if defined(ZEROGAP_HAS_MXCSR)
+  asm volatile("prefetcht1 (%0)" ::"r"(line));
+#else
+  __builtin_prefetch(line);
+#endif
+}
+inline void prefetch_line_to_write(const void* line) {
+#if defined(ZEROGAP_HAS_MXCSR)
+  asm volatile("prefetchw (%0)" ::"r"(line));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 constexpr long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 constexpr long ceil_divide(long n, long d) { return (n + d - 1) / d; }
 

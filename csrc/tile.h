@@ -29,14 +29,6 @@ ZEROGAP_INLINE void clear(Sums<Rows, Vectors>& sums) {
     for (int v = 0; v < Vectors; ++v) sums[r][v] = splat(0.f);
 }
 
-ZEROGAP_INLINE void prefetch_line(const void* line) {
-#if defined(ZEROGAP_HAS_MXCSR)
-  asm volatile("prefetcht1 (%0)" ::"r"(line));  // asm: gcc deletes loops that do nothing but __builtin_prefetch
-#else
-  __builtin_prefetch(line);
-#endif
-}
-
 // sums[Rows][16 * Vectors] += A[Rows][...] B[steps][...]. Operands: fp32 x fp32, fp32 x bf16 (attention over a bf16
 // cache, widened exactly) and bf16 pairs x bf16 pairs (linear layers). `Ahead`: bytes of B to fetch ahead, 0 for none.
 template <class A, class B, int Rows, int Vectors, int Ahead>

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import same_bits
 from tests.kernels import reference as ref
-from tests.kernels.reference import DTYPES, FP32, randn, weight
+from tests.kernels.reference import DTYPES, randn, weight
 from zerogap.kernels import Weight, get_kernels
 
 K = get_kernels("aligned")
@@ -133,13 +134,26 @@ def test_strided_and_narrow_indices_are_read_as_values() -> None:
     assert same_bits(K.embedding(strided, head), K.embedding(targets, head))
 
 
+PEAK = """
+import resource
+import torch
+from zerogap.kernels import Weight, get_kernels
+
+rows, width, vocab = 8192, 896, 151_936
+head = Weight(torch.empty(vocab, width, dtype=torch.bfloat16).normal_(), trainable=True)
+hidden = torch.empty(rows, width, dtype=torch.bfloat16).normal_().requires_grad_()
+targets = torch.arange(rows) * 18
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+get_kernels("aligned").logprobs(hidden, head, targets, 1.0, vocab).sum().backward()
+gradients = sum(x.grad.numel() * x.grad.element_size() for x in (head.master, hidden))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20 - gradients / 2**30)
+"""
+
+
 @pytest.mark.slow
 def test_the_full_logits_are_never_held() -> None:
-    """Field case 43: 8,192 rows x 152k entries, forward and backward, adds far less than the 5 GB of the logits."""
-    rows, width, vocab = 8192, 16, 152_064
-    head, hidden = weight(vocab, width, trainable=True), randn(rows, width).requires_grad_()
-    targets = torch.randint(0, vocab, (rows,), generator=torch.Generator().manual_seed(1))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    K.logprobs(hidden, head, targets, 1.0, vocab).sum().backward()
-    grown_gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
-    assert hidden.grad.dtype == FP32 and grown_gib < 0.6
+    """Field case 43: 8,192 rows x 151,936 entries (4.6 GiB of fp32 logits), forward and backward, peak at no more than
+    1 GiB above weights and gradients. In a process of its own, whose peak is only this."""
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.0
