@@ -135,7 +135,8 @@ def main() -> int:
         print("|" + "---|" * len(columns))
         for row in rows:
             print("| " + " | ".join(f"{row[c]:,}" if c != "property" else row[c] for c in columns) + " |")
-        print(f"\nseeds {first} to {number}: " + (f"seed {number} failed" if failed else "no value differed"))
+        last = number if failed else number - 1
+        print(f"\nseeds {first} to {last}: " + (f"seed {last} failed" if failed else "no value differed"))
     return int(failed)
 
 

@@ -164,7 +164,7 @@ struct Attention {
     });
   }
 
-  // `next`: the tile whose first keys are fetched meanwhile (nullable).
+  // `next_tile`: the tile whose first keys are fetched meanwhile (nullable).
   void run(const QueryTile& tile, const QueryTile* next_tile) const {
     const HeadShape& shape = cache.shape;
     const long dim = shape.head_dim, padded = shape.padded_dim(), group = shape.group();

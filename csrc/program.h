@@ -118,7 +118,8 @@ class Program {
       return static_cast<T>(sizes_[index]);
   }
 
-  // Sizes, positions, slots and the rectangular page table of the step. The kernels trust addresses, so check here.
+  // Sizes, positions, slots and the rectangular page table of the step. The kernels trust
+  // addresses, so the sizes are checked here; the page numbers are the engine's.
   void lay_out(const Step& step) {
     const size_t sequences = step.lengths_S.size(), asked = step.asked_B.size();
     if (step.first_positions_S.size() != sequences || step.page_tables_S.size() != sequences ||

@@ -29,8 +29,8 @@ ZEROGAP_INLINE void clear(Sums<Rows, Vectors>& sums) {
     for (int v = 0; v < Vectors; ++v) sums[r][v] = splat(0.f);
 }
 
-// sums[Rows][16 * Vectors] += A[Rows][...] B[steps][...]. Operands: fp32 x fp32, fp32 x bf16 (attention over a bf16
-// cache, widened exactly) and bf16 pairs x bf16 pairs (linear layers). `Ahead`: bytes of B to fetch ahead, 0 for none.
+// sums[Rows][16 * Vectors] += A[Rows][...] B[steps][...], fp32 or bf16 pairs. `Ahead`: bytes of B to fetch ahead, 0 for
+// none.
 template <class A, class B, int Rows, int Vectors, int Ahead>
 ZEROGAP_INLINE void run_chain(const A* a, long lda, const B* b, long ldb, long steps, Sums<Rows, Vectors>& sums) {
   const A* lower = a + Rows / 2 * lda;
@@ -97,8 +97,8 @@ __attribute__((noinline)) void one_chain(const A* a, long lda, const B* b, long 
     for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
 }
 
-// C[rows, columns] = A B, one chain whatever the length; `accumulate` goes on with the chain in C (keys of several
-// pages are one chain). Columns are a multiple of 16.
+// C[rows, columns] = A B, one chain whatever the length; `accumulate` goes on with the chain in C. Columns are a
+// multiple of 16. For the gradient of attention.
 template <class A, class B>
 void multiply(long rows, long columns, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
               bool accumulate) {

@@ -14,7 +14,7 @@ from tests.helpers import tiny_decoder
 from tests.model.test_transformers_parity import our_logits, their_logits
 from zerogap.model import load_decoder, save_decoder
 from zerogap.model.checkpoint import CheckpointError
-from zerogap.model.context import change_context
+from zerogap.model.context import change_context, changed_config
 
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 2.0}
 
@@ -66,3 +66,12 @@ def test_the_weights_are_links_and_nothing_half_made_stays(source: Path, tmp_pat
     with pytest.raises(CheckpointError, match="has no config"):
         change_context(source, tmp_path / "other", 512, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long", "source"]
+
+
+def test_a_scaled_checkpoint_keeps_the_context_it_was_trained_with() -> None:
+    """Scaled once more, the frequencies still start from the original context, not from the stretched one."""
+    once = changed_config({"max_position_embeddings": 8192}, 16_384, {"rope_type": "yarn", "factor": 2.0})
+    twice = changed_config(once, 32_768, {"rope_type": "yarn", "factor": 4.0})
+    for config in (once, twice):
+        assert config["rope_scaling"]["original_max_position_embeddings"] == 8192
+        assert config["rope_parameters"]["original_max_position_embeddings"] == 8192

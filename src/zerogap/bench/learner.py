@@ -74,7 +74,7 @@ def compare(setting: LearnerSetting, progress: Progress) -> Report:
 
 
 def scaling(setting: LearnerSetting, progress: Progress) -> Report:
-    """Ours on two threads against ours on one, by turns."""
+    """Ours on two threads against ours on one, by turns; wall time of both."""
     machine = describe(SCALING_THREADS, progress)
     rows = []
     with model_folder(setting.model, setting.shape) as folder:
@@ -87,7 +87,7 @@ def scaling(setting: LearnerSetting, progress: Progress) -> Report:
             ):
                 _warm_up(one | two, dtype)
                 answers = by_turns(two | one, setting.rounds, lambda _: {}, progress)
-            more, single = (setting.tokens / median(answers[name], "seconds") for name in (*two, *one))
+            more, single = (setting.tokens / median(answers[name], "wall_s") for name in (*two, *one))
             bar = SCALING_BAR if is_smollm2(folder) else None
             rows.append({"dtype": dtype, "ours": more, "peer": single, "ratio": more / single} | _rest(bar, answers))
     return _report("zerogap, 2 threads against 1", "2 threads tokens/s", "1 thread tokens/s", machine, rows, setting)

@@ -29,9 +29,10 @@ class Watch:
         self._wall, self._processor = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        """seconds since the start, and cpu_share: processor time / (wall time x threads)."""
+        """seconds since the start, wall_s in any case, and cpu_share: processor time / (wall time x threads)."""
         wall, processor = time.perf_counter() - self._wall, time.process_time() - self._processor
-        return {"seconds": processor if self.threads == 1 else wall, "cpu_share": processor / wall / self.threads}
+        seconds = processor if self.threads == 1 else wall
+        return {"seconds": seconds, "wall_s": wall, "cpu_share": processor / wall / self.threads}
 
 
 class Channel:

@@ -95,6 +95,8 @@ def step_recipe(path: str, start: Path, setting: StepSetting, dtype: str, kernel
         f"model.dtype={dtype}",
         f"model.kernels={kernels}",
     ]
+    if setting.model is None:  # `start` was made with these
+        changes += ["model.max_position_embeddings=null", "model.rope_scaling=null"]
     return load_recipe(path, [*setting.overrides, *changes])
 
 
@@ -140,9 +142,10 @@ class Paced(Observer):
             turn = self._watch.read()
             # The run itself measures wall time.
             scale = turn["cpu_share"] if self._watch.threads == 1 else 1.0
-            rollout_s = metrics["tokens/sampled"] / metrics["throughput/engine_tokens_per_s"]
+            sampled = metrics.get("tokens/sampled", 0)  # none where the engines had worked ahead
+            rollout_s = sampled / metrics["throughput/engine_tokens_per_s"] if sampled else 0.0
             parts = {"rollout_s": scale * rollout_s, "learner_s": scale * metrics["time/update_s"]}
-            self._channel.send(turn | parts | {"rows": metrics["tokens/learner_rows"]})
+            self._channel.send(turn | parts | {"rows": metrics.get("tokens/learner_rows", 0)})
         if self._channel.receive() is None:
             raise Enough
         self._watch.start()

@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of one measurement (default 4096)")
     parser.add_argument("--sequence", type=int, default=512, metavar="N", help="tokens per sequence (default 512)")
-    parser.add_argument("--scaling", action="store_true", help="no peer: two threads against one")
+    parser.add_argument("--scaling", action="store_true", help="no peer: two threads against one, wall time")
     return parser
 
 
@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--tokens {args.tokens} must be a multiple of --sequence {args.sequence}")
     if args.scaling and len(os.sched_getaffinity(0)) < 2:
         raise BadInput("--scaling needs two cores, this process may use one")
+    if args.scaling and (args.threads != 1 or args.peer != "transformers"):
+        raise BadInput("--scaling compares ours on two threads with ours on one; leave out --threads and --peer")
     check_model_argument(args)
     from zerogap.bench.learner import LearnerSetting, compare, scaling
 

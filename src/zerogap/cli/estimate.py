@@ -74,8 +74,8 @@ def estimate_needs(recipe: Recipe) -> Needs:
     longest = min(size.context, ASSUMED_PROMPT_TOKENS + rollout.max_new_tokens)
     page, kv_pages = size.kv_budget(recipe)
     if kv_pages is None:
-        kv_tokens = max(rollout.max_running * longest, min(size.context, 8192))
-        kv_pages = -(-kv_tokens // rollout.page_size)
+        usual, full = (-(-tokens // rollout.page_size) for tokens in (longest, min(size.context, 8192)))
+        kv_pages = max(rollout.max_running * usual, full)
     kv_cache = kv_pages * page
     worker = PROCESS_BYTES + 3 * weights + kv_cache  # weights, packed panels, the next version while it is staged
 

@@ -16,8 +16,9 @@ def change_context(
 ) -> Path:
     """Write `source` to `folder` with these values in its config.json (None keeps what is there); returns `folder`.
 
-    rope_scaling: rope_type and its keys; original_max_position_embeddings defaults to the context of `source` for the
-    types that need it. The folder appears whole or not at all; weights are symbolic links into `source`.
+    rope_scaling: rope_type and its keys; for the types that need original_max_position_embeddings it defaults to the
+    one of `source`, if that is scaled already, else to the context of `source`. The folder appears whole or not at
+    all; weights are symbolic links into `source`.
     """
     source, folder = Path(source).resolve(), Path(folder)
     config = changed_config(read_json(source, "config.json"), max_position_embeddings, rope_scaling)
@@ -42,11 +43,12 @@ def changed_config(
     if max_position_embeddings is not None:
         changed["max_position_embeddings"] = max_position_embeddings
     if rope_scaling is not None:
-        before = config.get("rope_parameters") or {}
+        before = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = before.get("rope_theta", config.get("rope_theta", 10000.0))
+        trained = before.get("original_max_position_embeddings", config.get("max_position_embeddings", 2048))
         scaling = dict(rope_scaling)
         if scaling["rope_type"] != "linear":
-            scaling.setdefault("original_max_position_embeddings", config.get("max_position_embeddings", 2048))
+            scaling.setdefault("original_max_position_embeddings", trained)
         changed["rope_scaling"] = scaling
         changed["rope_parameters"] = {**scaling, "rope_theta": theta}
     return changed

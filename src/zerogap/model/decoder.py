@@ -75,7 +75,7 @@ class Decoder:
         return self.weights["embed"].data.dtype
 
     def hidden(self, tokens_T: torch.Tensor, rows: RowBatch, cache: list[Any] | None = None) -> torch.Tensor:
-        """int64 [T] -> final-normed hidden states [T, H]. Without a cache, rows must be packed (whole sequences)."""
+        """int64 [T] -> final-normed hidden states [T, H]. Without a cache, rows must be packed."""
         if rows.packed and rows.context > self.config.max_position_embeddings:
             raise ValueError(
                 f"a sequence of {rows.context} tokens exceeds the model's context "
