@@ -61,6 +61,14 @@ def test_what_was_not_measured_is_absent() -> None:
     assert step_line({"step": 3}, total=None, aligned=True) == "step 3  bitwise not checked"
 
 
+def test_step_line_shows_what_the_objective_did() -> None:
+    """Shares of tokens; one that is 0 is left out of the line (not of metrics.jsonl)."""
+    marks = {"clipped/tokens": 0.0123, "rejected/tokens": 0.0, "masked/tokens": 0.5, "truncated_weight/tokens": 1.0}
+    assert step_line({"step": 3} | marks, total=None, aligned=True) == (
+        "step 3  clipped 1.2%  truncated 100.0%  masked 50.0%  bitwise not checked"
+    )
+
+
 def test_verdict() -> None:
     assert verdict({"bitwise/checked": 96, "bitwise/unequal": 5}, aligned=True) == "bitwise 91/96"
     assert verdict({"bitwise/checked": 96, "bitwise/unequal": 5}, aligned=False) == "bitwise 91/96 (aligned: no)"

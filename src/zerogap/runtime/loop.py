@@ -82,7 +82,6 @@ def run_loop(
                 "queue/finished": len(queue),
                 "prompts/skipped": prompts.skipped,
                 "dropped": 0,  # nothing generated is thrown away: see admission.py
-                "rejected/tokens": 0,
             }
             groups, training = training, []
             on_update(version, metrics, groups)
