@@ -34,7 +34,7 @@ from tests.properties.rows import check_rows, row_cases
 # name -> (cases, check, share of the batches)
 PROPERTIES: dict[str, tuple[SearchStrategy[Any], Callable[[Any], int], int]] = {
     "rows": (row_cases(), check_rows, 4),
-    "attention": (attention_cases, check_attention, 2),
+    "attention": (attention_cases(), check_attention, 2),
     "decoder": (decoder_cases, check_decoder, 3),
     "gradients": (gradient_cases(), check_gradients, 2),
     "engine": (engine_cases, check_engine, 3),

@@ -139,12 +139,7 @@ struct SoftmaxState {
 };
 
 ZEROGAP_INLINE void prefetch(const void* data, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64)  // asm: gcc deletes loops that do nothing but __builtin_prefetch
-#if defined(ZEROGAP_HAS_MXCSR)
-    asm volatile("prefetcht1 (%0)" ::"r"(static_cast<const char*>(data) + i));
-#else
-    __builtin_prefetch(static_cast<const char*>(data) + i);
-#endif
+  for (size_t i = 0; i < bytes; i += 64) prefetch_line(static_cast<const char*>(data) + i);
 }
 
 // out[T, q_heads * head_dim]; log_sums_TQ (nullable) [T, q_heads]: natural log of the softmax denominators.

@@ -1,102 +1,50 @@
-// C = A B in fp32, each output element computed in ONE fixed order: the whole of batch invariance. k is cut into chains
-// of kChainSteps (fixed, from k = 0); a chain is fused multiply-adds, k ascending, from zero; chains are added ascending.
-// An element depends on its row of A and its column of B only, whatever M, the tiling, the layout of B, the threads.
+// C = A B in fp32, each output element computed in ONE fixed order: the whole of batch invariance. k is cut into
+// chains of kChainSteps (fixed, from k = 0); a chain is fused multiply-adds, k ascending, from zero; chains are added
+// ascending. So an element depends on its row of A and its column of B only, whatever M, the tiling, the layout of B,
+// the threads.
 #pragma once
 
-#include "panel.h"
+#include "tile.h"
 
 namespace zerogap {
 
-constexpr int kTileRows = 6;
 constexpr long kChainSteps = 128;  // short chains round less: half the error of one chain over the whole of k
 constexpr long kStepBlock = 8 * kChainSteps;  // k is walked in blocks that keep a panel in L2
+constexpr long kLeftBytes = 512 << 10;        // rows of A that stay in L2 while the panels pass
+constexpr long kGroupBytes = 1536 << 10;      // panels that stay in L3 while the rows of A pass
+constexpr int kAheadBytes = 4096;             // how far a panel is fetched ahead, so that memory and arithmetic overlap
+constexpr int kAheadRows = 7;                 // from so many rows; fewer are bound by memory, which then runs by itself
 
-ZEROGAP_INLINE Vec broadcast(const float* a) { return splat(*a); }
-ZEROGAP_INLINE Pairs broadcast(const bf16* a) {
-  uint32_t pair;
-  std::memcpy(&pair, a, sizeof(pair));
-  return splat_pair(pair);
-}
-
-// How a tile meets what is in C already.
-enum class Into {
-  replace,   // C = chain
-  add,       // C = C + chain, the chain from zero
-  continue_  // the chain goes on from C (attention: keys on several pages are one chain)
-};
-
-// A register tile over one chain: C[Rows][16 * Vectors] from A[Rows][...] B[steps][...]. Operands: fp32 x fp32,
-// fp32 x bf16 (attention over a bf16 cache, widened exactly) and bf16 pairs x bf16 pairs (linear layers).
-template <class A, class B, int Rows, int Vectors>
-__attribute__((noinline)) void tile(const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-                                    Into into) {
-  Vec sum[Rows][Vectors];
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v)
-      sum[r][v] = into == Into::continue_ ? load(c + r * ldc + v * kLanes) : splat(0.f);
-  for (long s = 0; s < steps; ++s, b += ldb, a += PanelTraits<A>::kStep) {
-    decltype(load(b)) right[Vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) right[v] = load(b + v * kLanes);
-#pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      auto left = broadcast(a + r * lda);
-#pragma GCC unroll 4
-      for (int v = 0; v < Vectors; ++v) sum[r][v] = multiply_add(left, right[v], sum[r][v]);
-    }
-  }
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) {
-      float* target = c + r * ldc + v * kLanes;
-      store(target, into == Into::add ? load(target) + sum[r][v] : sum[r][v]);
-    }
-}
-
-template <int Vectors, class A, class B>
-ZEROGAP_INLINE void tile_of_rows(int rows, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-                                 Into into) {
-  switch (rows) {
-    case 1: return tile<A, B, 1, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
-    case 2: return tile<A, B, 2, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
-    case 3: return tile<A, B, 3, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
-    case 4: return tile<A, B, 4, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
-    case 5: return tile<A, B, 5, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
-    default: return tile<A, B, 6, Vectors>(a, lda, b, ldb, steps, c, ldc, into);
-  }
-}
-
-// Up to 6 rows, any multiple of 16 columns.
-template <class A, class B>
-void tile_columns(int rows, long columns, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-                  Into into) {
-  long j = 0;
-  for (; j + kTileVectors * kLanes <= columns; j += kTileVectors * kLanes)
-    tile_of_rows<kTileVectors>(rows, a, lda, b + j, ldb, steps, c + j, ldc, into);
-  for (; j < columns; j += kLanes) tile_of_rows<1>(rows, a, lda, b + j, ldb, steps, c + j, ldc, into);
-}
-
-// body(first row, rows) over near-equal groups of at most 6 rows (7 rows run as 4 + 3, not 6 + 1).
-template <class Body>
-ZEROGAP_INLINE void for_row_groups(long rows, Body body) {
-  const long groups = ceil_divide(rows, kTileRows);
-  for (long g = 0; g < groups; ++g) {
-    const long first = rows * g / groups;
-    body(first, static_cast<int>(rows * (g + 1) / groups - first));
-  }
-}
-
-// Any number of rows: small products inside attention, each one chain; `accumulate` goes on with the chain in C.
-template <class A, class B>
-void multiply(long rows, long columns, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-              bool accumulate) {
-  const Into into = accumulate ? Into::continue_ : Into::replace;
-  for_row_groups(rows, [&](long r, int count) {
-    tile_columns(count, columns, a + r * lda, lda, b, ldb, steps, c + r * ldc, ldc, into);
-  });
+// sums[Rows][16 * Vectors] (+)= the chains of A[Rows] times columns of one panel.
+template <class T, int Rows, int Vectors>
+__attribute__((noinline)) void chains(const T* a, long lda, const PanelElement<T>* panel, long steps, bool accumulate,
+                                      float* sums) {
+  constexpr int ahead = Rows >= kAheadRows ? kAheadBytes : 0;
+  long s = 0;
+  do {
+    Sums<Rows, Vectors> chain;
+    clear<Rows, Vectors>(chain);
+    run_chain<T, PanelElement<T>, Rows, Vectors, ahead>(a + s * PanelTraits<T>::kStep, lda, panel + s * kPanelColumns,
+                                                        kPanelColumns, std::min(kChainSteps, steps - s), chain);
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) {
+        float* sum = sums + r * kPanelColumns + v * kLanes;
+        store(sum, accumulate || s > 0 ? load(sum) + chain[r][v] : chain[r][v]);
+      }
+    s += kChainSteps;
+  } while (s < steps);
 }
 
 // How B lies in memory: `packed` panels (pack_panels), rows [N, K] (a weight), or rows [K, N] (backward).
 enum class Layout { packed = 0, nk = 1, kn = 2 };
+
+// Consecutive panels over some steps of k: panel i at data + i * stride.
+template <class T>
+struct Panels {
+  const PanelElement<T>* data;
+  long stride, steps;
+  Panels from(long panel) const { return {data + panel * stride, stride, steps}; }
+};
 
 template <class T>
 struct Right {
@@ -105,98 +53,105 @@ struct Right {
   long n, k;
   long row_stride;  // of nk and kn
 
-  // Steps [step0, step1) of panel p; built in `buffer` unless it already lies packed.
-  const PanelElement<T>* panel(long p, long step0, long step1, PanelElement<T>* buffer) const {
-    if (layout == Layout::packed)
-      return static_cast<const PanelElement<T>*>(data) + (p * panel_steps<T>(k) + step0) * kPanelColumns;
-    if (layout == Layout::nk)
-      panel_from_nk(static_cast<const T*>(data), row_stride, p * kPanelColumns, n, k, step0, step1, buffer);
-    else
-      panel_from_kn(static_cast<const T*>(data), row_stride, p * kPanelColumns, n, k, step0, step1, buffer);
-    return buffer;
+  // Steps [step0, step1) of panels [first, last); built in scratch of this thread unless they already lie packed.
+  Panels<T> panels(long first, long last, long step0, long step1) const {
+    const long steps = panel_steps<T>(k), count = step1 - step0;
+    if (layout == Layout::packed) {
+      const auto* packed = static_cast<const PanelElement<T>*>(data);
+      return {packed + (first * steps + step0) * kPanelColumns, steps * kPanelColumns, count};
+    }
+    const long stride = count * kPanelColumns;
+    auto* built = scratch<PanelElement<T>>(Scratch::panel, (last - first) * stride);
+    const T* rows = static_cast<const T*>(data);
+    parallel_for(last - first, double(last - first) * stride, Denormals::kept, [&](long i) {
+      const auto build = layout == Layout::nk ? panel_from_nk<T> : panel_from_kn<T>;
+      build(rows, row_stride, (first + i) * kPanelColumns, n, k, step0, step1, built + i * stride);
+    });
+    return {built, stride, count};
   }
 };
 
-// Rows of A (at most 6) times one block of a panel, chain by chain.
-template <class T>
-ZEROGAP_INLINE void chains(int rows, long columns, const T* a, long lda, const PanelElement<T>* panel, long steps,
-                           bool accumulate, float* c, long ldc) {
-  long s = 0;
-  do {
-    tile_columns(rows, columns, a + s * PanelTraits<T>::kStep, lda, panel + s * kPanelColumns, kPanelColumns,
-                 std::min(kChainSteps, steps - s), c, ldc, accumulate || s > 0 ? Into::add : Into::replace);
-    s += kChainSteps;
-  } while (s < steps);
-}
-
-// The same into C of any width and type: bias and rounding once, after the last block.
+// C[rows, columns] (+)= A B + bias on this thread; the columns are those of the panels. Rounded once, at the end.
 template <class T, class Out>
-void panel_rows(int rows, const T* a, long lda, const PanelElement<T>* panel, long steps, long width, bool accumulate,
-                const T* bias, Out* c, long ldc) {
-  if constexpr (sizeof(Out) == sizeof(float))
-    if (width == kPanelColumns && !bias)
-      return chains(rows, kPanelColumns, a, lda, panel, steps, accumulate, c, ldc);
+void rows_times_panels(const T* a, long lda, long rows, const Panels<T>& b, long columns, const T* bias, Out* c,
+                       long ldc, bool accumulate) {
   alignas(64) float sums[kTileRows * kPanelColumns];
-  if (accumulate)
-    for (int r = 0; r < rows; ++r)
-      for_vectors(width, [&](long j, int n) { store(sums + r * kPanelColumns + j, load(c + r * ldc + j, n)); });
-  chains(rows, round_up(width, kLanes), a, lda, panel, steps, accumulate, sums, kPanelColumns);
-  for (int r = 0; r < rows; ++r)
-    for_vectors(width, [&](long j, int n) {
-      Vec sum = load(sums + r * kPanelColumns + j);
-      store(c + r * ldc + j, bias ? sum + load(bias + j, n) : sum, n);
+  for (long n0 = 0; n0 < columns; n0 += kPanelColumns) {
+    const PanelElement<T>* panel = b.data + n0 / kPanelColumns * b.stride;
+    const long width = std::min<long>(kPanelColumns, columns - n0);
+    for_row_groups(rows, [&](long first, int group) {
+      const T* left = a + first * lda;
+      Out* out = c + first * ldc + n0;
+      if (accumulate)
+        for (int r = 0; r < group; ++r)
+          for_vectors(width, [&](long j, int n) { store(sums + r * kPanelColumns + j, load(out + r * ldc + j, n)); });
+      for_tiles(group, round_up(width, kLanes), [&](auto count, auto vectors, long j) {
+        chains<T, decltype(count)::value, decltype(vectors)::value>(left, lda, panel + j, b.steps, accumulate,
+                                                                    sums + j);
+      });
+      for (int r = 0; r < group; ++r)
+        for_vectors(width, [&](long j, int n) {
+          const Vec sum = load(sums + r * kPanelColumns + j);
+          store(out + r * ldc + j, bias ? sum + load(bias + n0 + j, n) : sum, n);
+        });
     });
-}
-
-// Panel p, rows [first, last). Blocks of k only where C is fp32 and can hold an unfinished sum.
-template <class T, class Out>
-void panel_task(const T* a, long lda, const Right<T>& b, long p, long first, long last, bool accumulate, const T* bias,
-                Out* c, long ldc) {
-  const long steps = panel_steps<T>(b.k), n0 = p * kPanelColumns, width = std::min<long>(kPanelColumns, b.n - n0);
-  const long block = sizeof(Out) == sizeof(float) ? std::min(steps, kStepBlock) : steps;
-  PanelElement<T>* buffer = nullptr;
-  if (b.layout != Layout::packed) buffer = scratch<PanelElement<T>>(Scratch::panel, block * kPanelColumns);
-  long s = 0;
-  do {
-    const long count = std::min(block, steps - s);
-    const PanelElement<T>* panel = b.panel(p, s, s + count, buffer);
-    const T* bias_now = bias && s + count == steps ? bias + n0 : nullptr;
-    for_row_groups(last - first, [&](long r, int rows) {
-      panel_rows(rows, a + (first + r) * lda + s * PanelTraits<T>::kStep, lda, panel, count, width,
-                 accumulate || s > 0, bias_now, c + (first + r) * ldc + n0, ldc);
-    });
-    s += count;
-  } while (s < steps);
+  }
 }
 
 // C[m, n] (+)= A[m, k] B + bias. Rows of A must be readable (and zero) up to an even k in bf16: see `padded_left`.
 template <class T, class Out>
 void gemm(const T* a, long lda, const Right<T>& b, const T* bias, Out* c, long ldc, long m, bool accumulate) {
   if (m == 0 || b.n == 0) return;
-  const long panels = ceil_divide(b.n, kPanelColumns);
-  // Split the rows too where there are few panels per thread, but keep enough rows to pay for building a panel.
-  long splits = std::max(1l, std::min(m / 96, ceil_divide(4l * max_threads(), panels)));
-  if (max_threads() == 1) splits = 1;
+  const long steps = panel_steps<T>(b.k), panels = ceil_divide(b.n, kPanelColumns);
+  // Blocks of k only where C is fp32 and can hold an unfinished sum.
+  const long block = sizeof(Out) == sizeof(float) ? std::min(steps, kStepBlock) : steps;
+  const long step_bytes = sizeof(PanelElement<T>), panel_bytes = std::max(1l, block * kPanelColumns * step_bytes);
+  const long row_blocks = ceil_divide(m, std::max<long>(kTileRows, kLeftBytes / std::max(1l, block * step_bytes)));
+  const long group = b.layout == Layout::packed && row_blocks == 1
+                         ? panels
+                         : std::clamp(kGroupBytes / panel_bytes, 1l, panels);
   const Denormals mode = PanelTraits<T>::kStep == 2 ? Denormals::flushed : Denormals::kept;
-  parallel_for(panels * splits, 2.0 * m * b.n * b.k, mode, [&](long task) {
-    const long p = task / splits, i = task % splits;
-    panel_task(a, lda, b, p, m * i / splits, m * (i + 1) / splits, accumulate, bias, c, ldc);
-  });
+  for (long p0 = 0; p0 < panels; p0 += group) {
+    const long count = std::min(group, panels - p0);
+    const double work = 2.0 * m * count * kPanelColumns * b.k;
+    const long wanted = max_threads() > 1 ? std::min(32l * max_threads(), static_cast<long>(work / kParallelWork)) : 1;
+    const long chunks = std::clamp(ceil_divide(wanted, row_blocks), 1l, count);
+    long s = 0;
+    do {
+      const long last = std::min(steps, s + block);
+      const Panels<T> right = b.panels(p0, p0 + count, s, last);
+      const T* bias_now = last == steps ? bias : nullptr;
+      parallel_for(row_blocks * chunks, work, mode, [&](long task) {
+        const long i = task / chunks, chunk = task % chunks, first = count * chunk / chunks;
+        const long row0 = m * i / row_blocks, row1 = m * (i + 1) / row_blocks;
+        const long n0 = (p0 + first) * kPanelColumns;
+        const long n1 = std::min(b.n, (p0 + count * (chunk + 1) / chunks) * kPanelColumns);
+        rows_times_panels(a + row0 * lda + s * PanelTraits<T>::kStep, lda, row1 - row0, right.from(first), n1 - n0,
+                          bias_now ? bias_now + n0 : nullptr, c + row0 * ldc + n0, ldc, accumulate || s > 0);
+      });
+      s = last;
+    } while (s < steps);
+  }
 }
 
-// A with rows that the bf16 pair loads may read: A itself, or for odd k a copy with one zero appended to each row.
-inline const float* padded_left(const float* a, long, long k, long* lda, Scratch) {
-  *lda = k;
-  return a;
+// Row stride at which A is read: even in bf16, whose pair loads take one element more, and not a multiple of 4 KB,
+// which would put all rows of a tile into the same few lines of L1.
+template <class T>
+constexpr long left_stride(long k) {
+  const long stride = round_up(k, PanelTraits<T>::kStep);
+  return stride * sizeof(T) % 4096 ? stride : stride + 64 / static_cast<long>(sizeof(T));
 }
-inline const bf16* padded_left(const bf16* a, long m, long k, long* lda, Scratch slot) {
-  *lda = round_up(k, 2);
-  if (k % 2 == 0) return a;
-  bf16* copy = scratch<bf16>(slot, m * *lda);
-  for (long r = 0; r < m; ++r) {
-    std::memcpy(copy + r * *lda, a + r * k, k * sizeof(bf16));
-    copy[r * *lda + k] = {0};
-  }
+
+// A itself where its rows lie at that stride already, else a copy, padded with zeros.
+template <class T>
+const T* padded_left(const T* a, long m, long k, long* lda, Scratch slot) {
+  *lda = m > 6 ? left_stride<T>(k) : round_up(k, PanelTraits<T>::kStep);
+  if (*lda == k) return a;
+  T* copy = scratch<T>(slot, m * *lda);
+  parallel_rows(m, k, [&](long r) {
+    std::memcpy(copy + r * *lda, a + r * k, k * sizeof(T));
+    std::memset(copy + r * *lda + k, 0, (*lda - k) * sizeof(T));
+  });
   return copy;
 }
 
@@ -216,7 +171,7 @@ void linear_input_gradient(const T* dy_MN, const T* weight_NK, T* dx_MK, long m,
 // dW[N, K] = dY[M, N]^T X[M, K], fp32
 template <class T>
 void linear_weight_gradient(const T* dy_MN, const T* x_MK, float* dw_NK, long m, long n, long k) {
-  const long padded = round_up(m, PanelTraits<T>::kStep);
+  const long padded = left_stride<T>(m);
   T* dy_NM = scratch<T>(Scratch::left, n * padded);
   transpose_rows(dy_MN, m, n, dy_NM, padded);
   gemm<T, float>(dy_NM, padded, Right<T>{x_MK, Layout::kn, k, m, k}, nullptr, dw_NK, k, n, false);

@@ -62,9 +62,10 @@ void head_logprobs(const T* hidden_MK, const Right<T>& weight, const int64_t* ta
       const long width = std::min<long>(kVocabularyBlock, weight.n - v0);
       {
         FloatMode mode(dot_mode);
-        for (long j = 0; j < width; j += kPanelColumns)
-          panel_task<T, float>(left + first * lda, lda, weight, (v0 + j) / kPanelColumns, 0, count, false, nullptr,
-                               tile_MV - v0, kVocabularyBlock);
+        const Panels<T> panels = weight.panels(v0 / kPanelColumns, ceil_divide(v0 + width, kPanelColumns), 0,
+                                               panel_steps<T>(weight.k));
+        rows_times_panels<T, float>(left + first * lda, lda, count, panels, width, nullptr, tile_MV, kVocabularyBlock,
+                                    false);
       }
       for (long r = 0; r < count; ++r) {
         const float* logits = tile_MV + r * kVocabularyBlock;
@@ -120,7 +121,7 @@ void head_backward(const T* hidden_MK, const T* weight_VK, const int64_t* target
       gemm<T, float>(dlogits, kVocabularyBlock, Right<T>{weight, Layout::kn, k, width, k}, nullptr, dhidden, k, m,
                      v0 > 0);
     if (dweight_VK) {
-      const long padded = round_up(m, PanelTraits<T>::kStep);
+      const long padded = left_stride<T>(m);
       T* dlogits_VM = scratch<T>(Scratch::left, kVocabularyBlock * padded);
       transpose_rows(dlogits, m, kVocabularyBlock, dlogits_VM, padded);
       gemm<T, float>(dlogits_VM, padded, Right<T>{hidden_MK, Layout::kn, k, m, k}, nullptr, dweight_VK + v0 * k, k,

@@ -1,4 +1,4 @@
-// How a GEMM operand is laid out for the register tile: panels of 64 output columns, k ascending inside a panel.
+// How a GEMM operand is laid out for the register tile: panels of 32 output columns, k ascending inside a panel.
 #pragma once
 
 #include "runtime.h"
@@ -6,7 +6,7 @@
 
 namespace zerogap {
 
-constexpr int kPanelColumns = 64;
+constexpr int kPanelColumns = 32;
 
 // Element of a panel and how many k it holds: fp32 one, bf16 a pair (k even in the low half).
 template <class T>
@@ -68,7 +68,7 @@ ZEROGAP_INLINE uint32_t element_at(const bf16* row, long step, long k_total) {
   return row[2 * step].bits | high << 16;
 }
 
-// Steps [step0, step1) of the panel of columns [n0, n0 + 64) of B, given as rows [N, K] (a weight matrix).
+// Steps [step0, step1) of the panel of columns [n0, n0 + 32) of B, given as rows [N, K] (a weight matrix).
 // Columns past N are zero.
 template <class T>
 void panel_from_nk(const T* b, long ldb, long n0, long n_total, long k_total, long step0, long step1,
@@ -93,6 +93,10 @@ void panel_from_nk(const T* b, long ldb, long n0, long n_total, long k_total, lo
 }
 
 // The same for B given as rows [K, N] (backward products).
+template <class T>
+void panel_from_kn(const T* b, long ldb, long n0, long n_total, long k_total, long step0, long step1,
+                   PanelElement<T>* panel);
+template <>
 inline void panel_from_kn(const float* b, long ldb, long n0, long n_total, long, long step0, long step1,
                           float* panel) {
   const long width = std::min<long>(kPanelColumns, n_total - n0);
@@ -102,6 +106,7 @@ inline void panel_from_kn(const float* b, long ldb, long n0, long n_total, long,
     if (width < kPanelColumns) std::memset(row + width, 0, (kPanelColumns - width) * sizeof(float));
   }
 }
+template <>
 inline void panel_from_kn(const bf16* b, long ldb, long n0, long n_total, long k_total, long step0, long step1,
                           uint32_t* panel) {
   static const bf16 zeros[kPanelColumns] = {};
@@ -115,7 +120,7 @@ inline void panel_from_kn(const bf16* b, long ldb, long n0, long n_total, long k
   }
 }
 
-// All panels of a weight [N, K]: [ceil(N / 64)][steps][64]. The engine's run-time copy.
+// All panels of a weight [N, K]: [ceil(N / 32)][steps][32]. The engine's run-time copy.
 template <class T>
 void pack_panels(const T* weight_NK, PanelElement<T>* panels, long n, long k) {
   const long steps = panel_steps<T>(k);

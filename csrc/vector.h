@@ -32,15 +32,17 @@ ZEROGAP_INLINE To bit_cast(From from) {
 ZEROGAP_INLINE float widen(float x) { return x; }
 ZEROGAP_INLINE float widen(bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// Round to nearest even; every NaN becomes the one quiet NaN, so that rounding cannot turn it into a number.
+// Round to nearest even, denormals to a zero of their sign: so does vcvtneps2bf16. Every NaN becomes the one quiet NaN,
+// so that rounding cannot turn it into a number and its payload cannot differ.
 ZEROGAP_INLINE bf16 narrow(float x) {
   if (x != x) return {0x7fc0};
   uint32_t bits = bit_cast<uint32_t>(x);
+  if ((bits & 0x7f800000) == 0) bits &= 0x80000000;
   return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
 // Vec: 16 floats. Pairs: 16 pairs of bf16, the even element of a pair in the low half of a 32-bit word.
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
 struct Vec {
   __m512 v;
@@ -48,7 +50,7 @@ struct Vec {
 struct Pairs {
   __m512i v;
 };
-constexpr int kTileVectors = 4;  // vectors per row of a GEMM register tile; 6 x 4 accumulators fill the 32 registers
+constexpr int kTileRows = 12, kTileVectors = 2;  // register tile of a product: 24 sums in 32 registers
 
 ZEROGAP_INLINE Vec splat(float x) { return {_mm512_set1_ps(x)}; }
 ZEROGAP_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -58,12 +60,19 @@ ZEROGAP_INLINE Vec load(const bf16* p) {
 }
 ZEROGAP_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 ZEROGAP_INLINE void store(bf16* p, Vec a) {
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+#if defined(__AVX512BF16__)
+  __m256i rounded = (__m256i)_mm512_cvtneps_pbh(a.v);
+#else
   __m512i bits = _mm512_castps_si512(a.v);
-  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __mmask16 tiny = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+  bits = _mm512_mask_and_epi32(bits, tiny, bits, _mm512_set1_epi32(static_cast<int>(0x80000000u)));
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   bits = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc0));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bits));
+  __m256i rounded = _mm512_cvtepi32_epi16(bits);
+#endif
+  rounded = _mm256_mask_mov_epi16(rounded, nan, _mm256_set1_epi16(0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded);
 }
 ZEROGAP_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 ZEROGAP_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
@@ -96,7 +105,7 @@ struct Vec {
 struct Pairs {
   __m256i a, b;
 };
-constexpr int kTileVectors = 1;  // 6 rows x 2 registers of 8 lanes
+constexpr int kTileRows = 6, kTileVectors = 1;  // 12 sums in 16 registers
 
 #define ZEROGAP_BOTH(op) {op(x.a, y.a), op(x.b, y.b)}
 ZEROGAP_INLINE Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -157,7 +166,7 @@ struct Vec {
 struct Pairs {
   uint32_t v[kLanes];
 };
-constexpr int kTileVectors = 1;
+constexpr int kTileRows = 6, kTileVectors = 1;
 
 #define ZEROGAP_LANES(expression)                         \
   Vec r;                                                  \
@@ -195,7 +204,7 @@ ZEROGAP_INLINE Pairs splat_pair(uint32_t pair) {
 
 #endif
 
-#if !(defined(__AVX512F__) && defined(__AVX512BW__))
+#if !(defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__))
 ZEROGAP_INLINE void store(bf16* p, Vec a) {
   float lanes[kLanes];
   store(lanes, a);

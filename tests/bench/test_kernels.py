@@ -54,7 +54,8 @@ def test_decode_case_runs() -> None:
         assert torch.isfinite(call()).all()  # type: ignore[arg-type]
 
 
-def test_measure_takes_turns() -> None:
+def test_measure_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     order: list[str] = []
     times = measure({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
     assert {name: len(values) for name, values in times.items()} == {"a": 2, "b": 2}
@@ -86,7 +87,7 @@ class FakeSide:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert request["rounds"] == 3
-        return {"times": self.times}
+        return {"times": self.times, "cpu_share": 0.9}
 
 
 def test_the_fastest_stock_kernel_is_the_peer() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerogap.bench.sides import SideFailed, by_turns, cores, median, running
+from zerogap.bench.sides import SideFailed, by_turns, cores, cpu_share, median, running
 
 SERVE = """
 import os, sys
@@ -40,6 +40,7 @@ def test_sides_answer_by_turns(tmp_path: Path) -> None:
     assert log.read_text().split() == ["a0", "b0", "a1", "b1", "a2", "b2"]
     assert [answer["double"] for answer in answers["b"]] == [0, 2, 4]
     assert median(answers["b"], "double") == 2
+    assert 0 < cpu_share(answers) <= 1.01
     assert all(answer["seconds"] > 0 for several in answers.values() for answer in several)
     assert said[:2] == ["loading a", "loading b"] and len(said) == 2 + 6
     for pid in pids:

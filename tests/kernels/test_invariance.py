@@ -29,7 +29,7 @@ def test_a_row_alone_is_the_row_in_every_batch(case: RowCase) -> None:
 
 
 @examples(40)
-@given(case=attention_cases)
+@given(case=attention_cases())
 def test_any_schedule_of_attention_gives_the_packed_bits(case: AttentionCase) -> None:
     check_attention(case)
 

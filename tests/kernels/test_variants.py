@@ -73,7 +73,7 @@ def test_silu_from_the_far_left_to_the_far_right() -> None:
     torch.testing.assert_close(y.double(), torch.nn.functional.silu(gate.double()), rtol=1e-6, atol=1e-33)
 
 
-def test_rounding_to_bf16_is_that_of_torch() -> None:
+def test_rounding_to_bf16_is_that_of_torch_for_normal_numbers() -> None:
     x = torch.cat([randn(50_000), randn(1000, scale=1e-39), torch.tensor([torch.nan, torch.inf, 3.4e38, -0.0])])
     rounded = AlignedKernels().linear(randn(1, 1, dtype=BF16) * 0 + 1, Weight(x.to(BF16)[:, None]))[0]
     exact = torch.where(x.to(BF16).float().abs() < 2.0**-126, x.to(BF16) * 0, x.to(BF16))  # flushed by the dot product
@@ -84,6 +84,23 @@ def test_rounding_to_bf16_is_that_of_torch() -> None:
     torch.testing.assert_close(
         sums[0].double(), x.to(BF16)[:50_000].double() * (mean + 1e-5).rsqrt(), rtol=4e-3, atol=0
     )
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_rounding_to_bf16_flushes_denormals_and_has_one_nan(name: str) -> None:
+    """A sum of two bf16 is exact in fp32 or nearly, so it meets every tie, denormals on both sides of 2^-126, NaN."""
+    generator = torch.Generator().manual_seed(3)
+    bits = torch.randint(-(2**15), 2**15, (40, 1000), dtype=torch.int16, generator=generator)
+    near = bits ^ torch.randint(0, 2**11, bits.shape, dtype=torch.int16, generator=generator)
+    edge = (bits & 0x01FF) - 2**15 * (bits & 1)  # denormals, small normals, either sign
+    for x, y in ((bits, near), (edge, bits.roll(1) & 0x01FF), (edge, -(2**15) + (near & 0x01FF)), (edge * 0, edge)):
+        x, y = x.to(torch.int16).view(BF16), y.to(torch.int16).view(BF16)
+        exact = x.float() + y.float()
+        rounded = torch.where(exact.abs() < 2.0**-126, exact * 0, exact).to(BF16)
+        rounded = torch.where(exact.isnan(), torch.tensor(0x7FC0, dtype=torch.int16).view(BF16), rounded)
+        weight = Weight(torch.ones(x.shape[1], dtype=BF16))
+        _, total = AlignedKernels(load_variant(name)).rms_norm(x, weight, 1e-5, y.clone())
+        assert same_bits(total, rounded)
 
 
 def chosen(**environment: str) -> str:

@@ -10,7 +10,7 @@ from tests.learner.builders import make_trajectory, on_policy
 from zerogap.config import Learner as LearnerConfig
 from zerogap.learner.learner import Learner
 
-STEPS = 3
+STEPS = 2
 # Large enough that every kernel, and torch's own loops in the optimizer, really split their work.
 MODEL = {"hidden_size": 128, "intermediate_size": 392, "head_dim": 32, "vocab_size": 1031}
 
@@ -18,7 +18,7 @@ MODEL = {"hidden_size": 128, "intermediate_size": 392, "head_dim": 32, "vocab_si
 def train(threads: int, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Optimizer state and metrics after a few updates, each on samples that these weights made more or less likely."""
     torch.set_num_threads(threads)
-    settings = {"learning_rate": 3e-3, "weight_decay": 0.1, "micro_batch_tokens": 400}
+    settings = {"learning_rate": 3e-3, "weight_decay": 0.1, "micro_batch_tokens": 200}
     decoder = tiny_decoder("aligned", dtype, trainable=True, **MODEL)
     learner = Learner(decoder, LearnerConfig.model_validate(settings), STEPS, temperature=1.0)
     generator = torch.Generator().manual_seed(0)
@@ -27,7 +27,7 @@ def train(threads: int, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], li
         batch = []
         for group in range(2):
             for sample in range(4):
-                length = int(torch.randint(20, 230, (), generator=generator))
+                length = int(torch.randint(20, 130, (), generator=generator))
                 tokens = torch.randint(2, 1031, (length,), generator=generator).tolist()
                 versions = [step] * (length - 7)
                 batch.append(make_trajectory(tokens[:7], tokens[7:], float(sample % 2), group, sample, versions))
@@ -42,7 +42,7 @@ def train(threads: int, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], li
 def test_runs_on_one_two_and_three_threads_are_one_run(dtype: torch.dtype) -> None:
     try:
         first_state, first_metrics = train(1, dtype)
-        others = [train(threads, dtype) for threads in (1, 2, 2, 3)]
+        others = [train(threads, dtype) for threads in (2, 2, 3)]
     finally:
         torch.set_num_threads(1)
     start = tiny_decoder("aligned", dtype, trainable=True, **MODEL)

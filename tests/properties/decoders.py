@@ -53,6 +53,7 @@ class Model:
             num_kv_heads=self.shape.kv_heads,
             head_dim=self.shape.head_dim,
             vocab_size=self.vocab + self.unused,
+            max_position_embeddings=1024,
             tie_word_embeddings=self.tied,
             **FAMILIES[self.family],
         )

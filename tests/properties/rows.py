@@ -39,7 +39,7 @@ class RowCase:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, largest_row: int = 2048) -> AttentionShape:
+def shapes(draw: st.DrawFn, largest_row: int = 4608) -> AttentionShape:
     """Any supported heads: even head_dim up to 256, 1 to 16 query heads for each key head."""
     head_dim = 2 * draw(st.integers(1, 128))
     kv_heads = draw(st.integers(1, max(1, min(3, largest_row // (3 * head_dim)))))

@@ -21,7 +21,7 @@ def test_any_schedule_gives_the_bits_of_the_learner(case: EngineCase) -> None:
     check_engine(case)
 
 
-@examples(15)
+@examples(10)
 @given(case=training_cases)
 def test_real_updates_at_any_lag_leave_no_unequal_bit(case: TrainingCase) -> None:
     check_training(case)

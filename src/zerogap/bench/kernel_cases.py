@@ -5,7 +5,6 @@ A case is named by JSON values (kernels.py lists them); `build` turns it into fu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from zerogap.bench.machine import one_dnn_linear
-from zerogap.bench.serve import Channel
+from zerogap.bench.serve import Channel, Watch
 from zerogap.kernels import AttentionShape, RowBatch, Weight
 from zerogap.kernels.aligned import AlignedKernels
 
@@ -39,14 +38,14 @@ def serve_cases(channel: Channel) -> None:
 
 def measure(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
     """Seconds per call of each, by turns: a burst of calls each, `rounds` times, after a warm-up."""
-    repeats = {}
+    repeats, watch = {}, Watch()
     for name, call in calls.items():
         call()
-        repeats[name] = max(1, round(BURST_S / _seconds(call, 1)))
+        repeats[name] = max(1, round(BURST_S / _seconds(call, 1, watch)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            times[name].append(_seconds(call, repeats[name]))
+            times[name].append(_seconds(call, repeats[name], watch))
     return times
 
 
@@ -184,8 +183,8 @@ def _gather(logits_TV: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
     return logits_TV.float().log_softmax(-1).gather(1, targets_T[:, None])
 
 
-def _seconds(call: Call, repeats: int) -> float:
-    began = time.perf_counter()
+def _seconds(call: Call, repeats: int, watch: Watch) -> float:
+    watch.start()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - began) / repeats
+    return watch.read()["seconds"] / repeats

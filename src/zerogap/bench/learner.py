@@ -14,9 +14,19 @@ import torch
 
 from zerogap.bench.machine import describe
 from zerogap.bench.models import is_smollm2, model_folder, read_config
-from zerogap.bench.report import Report, bar_text
+from zerogap.bench.report import CPU_SHARE, Report, bar_text
 from zerogap.bench.serve import Channel
-from zerogap.bench.sides import Progress, Side, SideFailed, by_turns, median, python_command, running
+from zerogap.bench.sides import (
+    Answers,
+    Progress,
+    Side,
+    SideFailed,
+    by_turns,
+    cpu_share,
+    median,
+    python_command,
+    running,
+)
 from zerogap.kernels.native import keep_memory
 from zerogap.learner.sft import Solution, backward_sft
 from zerogap.model.checkpoint import load_decoder
@@ -57,7 +67,7 @@ def compare(setting: LearnerSetting, progress: Progress) -> Report:
                 answers = by_turns(sides, setting.rounds, lambda _: {}, progress)
             ours, theirs = (setting.tokens / median(answers[name], "seconds") for name in commands)
             bar = BARS[dtype] if judged else None
-            rows.append({"dtype": dtype, "ours": ours, "peer": theirs, "ratio": ours / theirs} | _bar(bar))
+            rows.append({"dtype": dtype, "ours": ours, "peer": theirs, "ratio": ours / theirs} | _rest(bar, answers))
     return _report(
         f"zerogap against {setting.peer}", "zerogap tokens/s", f"{setting.peer} tokens/s", machine, rows, setting
     )
@@ -79,7 +89,7 @@ def scaling(setting: LearnerSetting, progress: Progress) -> Report:
                 answers = by_turns(two | one, setting.rounds, lambda _: {}, progress)
             more, single = (setting.tokens / median(answers[name], "seconds") for name in (*two, *one))
             bar = SCALING_BAR if is_smollm2(folder) else None
-            rows.append({"dtype": dtype, "ours": more, "peer": single, "ratio": more / single} | _bar(bar))
+            rows.append({"dtype": dtype, "ours": more, "peer": single, "ratio": more / single} | _rest(bar, answers))
     return _report("zerogap, 2 threads against 1", "2 threads tokens/s", "1 thread tokens/s", machine, rows, setting)
 
 
@@ -125,8 +135,9 @@ def _warm_up(sides: dict[str, Side], dtype: str) -> None:
         raise SideFailed(f"the sides do not compute the same loss in {dtype}: {losses}")
 
 
-def _bar(bar: float | None) -> dict[str, Any]:
-    return {} if bar is None else {"bar": bar_text(bar, at_least=True)}
+def _rest(bar: float | None, answers: Answers) -> dict[str, Any]:
+    """The last cells of a row."""
+    return {"cpu_share": cpu_share(answers)} | ({} if bar is None else {"bar": bar_text(bar, at_least=True)})
 
 
 def _report(
@@ -138,6 +149,7 @@ def _report(
         ("peer", theirs, ",.1f"),
         ("ratio", "ratio of tokens/s", ".2f"),
         ("bar", "bar", ""),
+        CPU_SHARE,
     )
     title = f"learner: {sides}; forward + backward of {setting.tokens:,} tokens in sequences of {setting.sequence}"
     return Report(f"{title}, median of {setting.rounds}", machine, columns, rows)

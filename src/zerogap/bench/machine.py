@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from zerogap.bench.serve import Channel
+from zerogap.bench.serve import Channel, Watch
 from zerogap.bench.sides import Progress, cores, python_command, running
 from zerogap.kernels import Weight
 from zerogap.kernels.aligned import AlignedKernels
@@ -92,10 +92,10 @@ def one_dnn_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def shortest(call: Callable[[], object], budget_s: float) -> float:
     """Seconds of the fastest call within the budget, at least two after a first one."""
     call()
-    best, started, calls = float("inf"), time.perf_counter(), 0
+    best, started, calls, watch = float("inf"), time.perf_counter(), 0, Watch()
     while calls < 2 or time.perf_counter() - started < budget_s:
-        began = time.perf_counter()
+        watch.start()
         call()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, watch.read()["seconds"])
         calls += 1
     return best

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+CPU_SHARE = ("cpu_share", "CPU share", ".2f")  # a column of every table, see sides.cpu_share
+
 
 @dataclass(frozen=True)
 class Report:

@@ -15,9 +15,9 @@ import torch
 
 from zerogap.bench.machine import describe
 from zerogap.bench.models import is_smollm2, model_folder, read_config
-from zerogap.bench.report import Report, bar_text
+from zerogap.bench.report import CPU_SHARE, Report, bar_text
 from zerogap.bench.serve import Channel
-from zerogap.bench.sides import Progress, Side, SideFailed, by_turns, cores, median, python_command, running
+from zerogap.bench.sides import Progress, Side, SideFailed, by_turns, cores, cpu_share, median, python_command, running
 
 PROMPT_TOKENS = (32, 56)  # shortest and longest prompt
 WARM_UP_TOKENS = 4
@@ -81,6 +81,7 @@ COLUMNS = (
     ("theirs", "peer tokens/s", ",.0f"),
     ("ratio", "ratio of tokens/s", ".2f"),
     ("bar", "bar", ""),
+    CPU_SHARE,
 )
 
 
@@ -132,7 +133,7 @@ def _measure(
         if any(answer["sampled"] != tokens for answer in several):
             raise SideFailed(f"{name} sampled {several[0]['sampled']} tokens where {tokens} were asked for")
     ours, theirs = (tokens / median(several, "seconds") for several in answers.values())
-    return {"ours": ours, "theirs": theirs, "ratio": ours / theirs}
+    return {"ours": ours, "theirs": theirs, "ratio": ours / theirs, "cpu_share": cpu_share(answers)}
 
 
 def _zerogap(kernels: str, folder: Path, dtype: str, setting: RolloutSetting) -> list[str]:

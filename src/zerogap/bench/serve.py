@@ -17,6 +17,23 @@ from collections.abc import Callable
 from typing import Any
 
 
+class Watch:
+    """The time of a turn. On one thread it is processor time, which is what a side that is pinned to one core takes on
+    an idle machine, and which others who take the core do not lengthen. On several threads it is wall time."""
+
+    def __init__(self) -> None:
+        self.threads = int(os.environ["OMP_NUM_THREADS"])
+        self.start()
+
+    def start(self) -> None:
+        self._wall, self._processor = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """seconds since the start, and cpu_share: processor time / (wall time x threads)."""
+        wall, processor = time.perf_counter() - self._wall, time.process_time() - self._processor
+        return {"seconds": processor if self.threads == 1 else wall, "cpu_share": processor / wall / self.threads}
+
+
 class Channel:
     """Requests and answers of one side. Both are dicts that JSON can carry."""
 
@@ -34,12 +51,14 @@ class Channel:
         return json.loads(line) if line else None
 
     def serve(self, run: Callable[..., dict[str, Any]], **facts: Any) -> None:
-        """Say ready, with `facts`; then answer each request with what run(**request) returns and its `seconds`."""
+        """Say ready, with `facts`; then answer each request with what run(**request) returns and what a Watch
+        read."""
+        watch = Watch()
         self.send(facts)
         while (request := self.receive()) is not None:
-            began = time.perf_counter()
+            watch.start()
             answer = run(**request)
-            self.send({"seconds": time.perf_counter() - began} | answer)
+            self.send(watch.read() | answer)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 Progress = Callable[[str], None]
+Answers = dict[str, list[dict[str, Any]]]  # of each side, in order
 
 LAST_LINES = 12  # of a dead side's stderr that are shown
 
@@ -105,9 +106,9 @@ def running(
 
 def by_turns(
     sides: Mapping[str, Side], rounds: int, request: Callable[[int], dict[str, Any]], progress: Progress
-) -> dict[str, list[dict[str, Any]]]:
+) -> Answers:
     """A B A B ...: every side answers request(0), then every side request(1), and so on."""
-    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    answers: Answers = {name: [] for name in sides}
     for number in range(rounds):
         for name, side in sides.items():
             answers[name].append(side.ask(request(number)))
@@ -117,6 +118,11 @@ def by_turns(
 
 def median(answers: Sequence[Mapping[str, Any]], key: str) -> float:
     return statistics.median(answer[key] for answer in answers)
+
+
+def cpu_share(answers: Answers) -> float:
+    """Of the side that got least. Well below 1 on one thread: other programs had the core, and its caches."""
+    return min(median(several, "cpu_share") for several in answers.values())
 
 
 def cores(threads: int) -> list[int]:

@@ -7,7 +7,6 @@ recipe's model and warm start are made once before; both sides begin with the sa
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from zerogap.bench.machine import describe
-from zerogap.bench.report import Report, bar_text
-from zerogap.bench.serve import Channel
-from zerogap.bench.sides import Progress, by_turns, median, python_command, running
+from zerogap.bench.report import CPU_SHARE, Report, bar_text
+from zerogap.bench.serve import Channel, Watch
+from zerogap.bench.sides import Progress, by_turns, cpu_share, median, python_command, running
 from zerogap.config import Recipe, load_recipe
 from zerogap.runtime.observer import Observer
 from zerogap.runtime.prepare import prepare_model
@@ -64,6 +63,7 @@ COLUMNS = (
     ("standard_seconds", "standard s", ".3f"),
     ("ratio", "ratio of times", ".2f"),
     ("bar", "bar", ""),
+    CPU_SHARE,
     ("aligned_rollout_s", "rollout: aligned s", ".3f"),
     ("standard_rollout_s", "standard s", ".3f"),
     ("aligned_learner_s", "learner: aligned s", ".3f"),
@@ -105,7 +105,7 @@ def _row(answers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         for key in ("seconds", "rollout_s", "learner_s", "rows")
     }
     ratio = row["aligned_seconds"] / row["standard_seconds"]
-    return row | {"ratio": ratio, "bar": bar_text(BAR, at_least=False)}
+    return row | {"ratio": ratio, "bar": bar_text(BAR, at_least=False), "cpu_share": cpu_share(answers)}
 
 
 @contextmanager
@@ -129,7 +129,7 @@ class Paced(Observer):
     def __init__(self, channel: Channel, warm_up: int) -> None:
         self._channel = channel
         self._warm_up = warm_up
-        self._began = 0.0
+        self._watch = Watch()
 
     def step(self, metrics: dict[str, Any]) -> None:
         if metrics["step"] < self._warm_up:
@@ -137,17 +137,15 @@ class Paced(Observer):
         if metrics["step"] == self._warm_up:
             self._channel.send({})
         else:
-            self._channel.send(
-                {
-                    "seconds": time.perf_counter() - self._began,
-                    "rollout_s": metrics["tokens/sampled"] / metrics["throughput/engine_tokens_per_s"],
-                    "learner_s": metrics["time/update_s"],
-                    "rows": metrics["tokens/learner_rows"],
-                }
-            )
+            turn = self._watch.read()
+            # The run itself measures wall time.
+            scale = turn["cpu_share"] if self._watch.threads == 1 else 1.0
+            rollout_s = metrics["tokens/sampled"] / metrics["throughput/engine_tokens_per_s"]
+            parts = {"rollout_s": scale * rollout_s, "learner_s": scale * metrics["time/update_s"]}
+            self._channel.send(turn | parts | {"rows": metrics["tokens/learner_rows"]})
         if self._channel.receive() is None:
             raise Enough
-        self._began = time.perf_counter()
+        self._watch.start()
 
 
 def serve_run(channel: Channel, recipe: dict[str, Any]) -> None:

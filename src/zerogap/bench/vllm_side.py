@@ -20,6 +20,7 @@ def main() -> None:
     os.dup2(2, 1)
     folder, dtype, mode, *numbers = sys.argv[1:]
     max_num_seqs, max_model_len, kv_bytes = map(int, numbers)
+    threads = int(os.environ["OMP_NUM_THREADS"])
 
     import vllm
 
@@ -36,9 +37,11 @@ def main() -> None:
     _send(answers, {"vllm": vllm.__version__})
     for line in sys.stdin:
         request = json.loads(line)
-        began = time.perf_counter()
+        began, processor_began = time.perf_counter(), time.process_time()
         sampled = _generate(vllm, engine, **request)
-        _send(answers, {"seconds": time.perf_counter() - began, "sampled": sampled})
+        wall, processor = time.perf_counter() - began, time.process_time() - processor_began
+        seconds = processor if threads == 1 else wall
+        _send(answers, {"seconds": seconds, "cpu_share": processor / wall / threads, "sampled": sampled})
 
 
 def _generate(vllm: Any, engine: Any, prompts: list[list[int]], samples: int, new_tokens: int) -> int:

@@ -18,7 +18,7 @@ from zerogap.kernels.rows import AttentionShape, RowBatch
 from zerogap.kernels.step import Model, Step
 from zerogap.kernels.weight import Weight
 
-PANEL_COLUMNS = 64  # output columns per packed panel, as in csrc/panel.h
+PANEL_COLUMNS = 32  # output columns per packed panel, as in csrc/panel.h
 
 
 class AlignedKernels:
@@ -33,12 +33,13 @@ class AlignedKernels:
         # The instruction set and the page size are absent on purpose: they change no bit.
         return {
             "family": self.name,
-            "version": 1,
+            "version": 2,
             "linear": "fp32 fma chains of 128 steps, k ascending, added ascending; bf16: a step is a pair, odd then "
             "even, denormals flushed",
             "bias": "fp32, before rounding",
             "key_block": 64,
             "vocabulary_block": 512,
+            "rounding": "to nearest even; bf16: denormals to zero, every NaN 0x7fc0",
             "lanes": LANES,
             "logits": "fp32",
             "temperature": "logit * fp32(1 / temperature)",
