@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerogap.gaps.bitwise import BitsReport, check_bits, choose_groups
+from zerogap.gaps.split import Split, choose_groups, gap_statistics, split_tokens
 from zerogap.kernels.native import keep_memory
 from zerogap.learner.learner import Learner
 from zerogap.model.checkpoint import load_decoder, save_decoder
@@ -89,18 +89,19 @@ class LearnerWorker:
         chosen = choose_groups([group.group_id for group in groups], recipe.audit.share)
         if not chosen:
             return {"aligned": aligned}
-        report = check_bits(
+        split = split_tokens(
             self.decoder,
             self._store,
             [trajectory for group in groups if group.group_id in chosen for trajectory in group.trajectories],
+            self.learner.version,
             recipe.learner.micro_batch_tokens,
         )
-        if report.unequal and aligned and recipe.audit.on_unequal == "stop":
-            raise BitsUnequal(_alarm(report))
+        if split.unequal and aligned and recipe.audit.on_unequal == "stop":
+            raise BitsUnequal(_alarm(split))
         metrics: dict[str, Any] = {"aligned": aligned}
-        metrics |= {"bitwise/checked": report.checked, "bitwise/unequal": report.unequal}
-        if report.first is not None:
-            metrics["bitwise/first_unequal"] = str(report.first)
+        metrics |= {"bitwise/checked": split.checked, "bitwise/unequal": split.unequal} | gap_statistics(split)
+        if split.unequal:
+            metrics["bitwise/first_unequal"] = str(split.first_unequal())
         return metrics
 
     def _refuse_foreign(self, trajectories: list[Trajectory]) -> None:
@@ -121,9 +122,9 @@ def _error_class(error: str) -> str:
     return name if name.isidentifier() else "other"
 
 
-def _alarm(report: BitsReport) -> str:
+def _alarm(split: Split) -> str:
     return (
-        f"{report.unequal} of {report.checked} audited tokens are not reproduced bit for bit by the learner with the "
-        f"weights of their own version. First: {report.first}. Engine and learner differ in kernels, or an engine "
-        "sampled with other weights than it says (audit.on_unequal: warn goes on regardless)"
+        f"{split.unequal} of {split.checked} audited tokens are not reproduced bit for bit by the learner with the "
+        f"weights of their own version. First: {split.first_unequal()}. Engine and learner differ in kernels, or an "
+        "engine sampled with other weights than it says (audit.on_unequal: warn goes on regardless)"
     )

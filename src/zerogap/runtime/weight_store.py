@@ -19,7 +19,7 @@ class WeightStore:
         for old in [v for v in self._snapshots if v < version - self._lag]:
             del self._snapshots[old]
 
-    def get(self, version: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, version: int) -> dict[str, torch.Tensor]:
         """KeyError names the versions held."""
         if version not in self._snapshots:
             raise KeyError(f"weights of version {version} are not kept (held: {self.versions()})")
