@@ -253,6 +253,9 @@ class Audit(Section):
     """Share of each batch's groups whose tokens are scored again with the weights of their own version."""
     on_unequal: Literal["stop", "warn"] = "stop"
     """stop: the run ends at the first unequal bit (aligned kernels only). warn: it goes on and counts."""
+    weights_memory_mb: float = Field(2000.0, ge=0)
+    """Most megabytes (10^6 bytes) of older weight versions that the learner keeps in memory for the audit. The others
+    are files in the run folder until the last token that names them is trained. At most train.lag versions in all."""
 
 
 class Checkpoint(Section):

@@ -75,6 +75,14 @@ def test_verdict() -> None:
     assert verdict({}, aligned=False) == "aligned: no"
 
 
+def test_step_line_shows_both_gaps_where_bits_differ() -> None:
+    gaps = {"gap/lag/abs_mean": 0.0012, "gap/kernel/abs_mean": 3.4e-06, "bitwise/checked": 96}
+    assert step_line({"step": 3, "bitwise/unequal": 5} | gaps, total=None, aligned=False) == (
+        "step 3  bitwise 91/96 (aligned: no)  gap lag 1.2e-03 kernel 3.4e-06"
+    )
+    assert step_line({"step": 3, "bitwise/unequal": 0} | gaps, total=None, aligned=True) == "step 3  bitwise 96/96"
+
+
 def test_plain_output_is_one_line_per_update_without_control_codes() -> None:
     console = plain_console()
     with Display(300, aligned=True, console=console) as display:

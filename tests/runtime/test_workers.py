@@ -20,11 +20,13 @@ from zerogap.gaps.split import split_tokens
 from zerogap.model.decoder import WeightMismatch, snapshot_digest
 from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Weights
 from zerogap.runtime.learner_worker import LearnerWorker
+from zerogap.runtime.living import Living
 from zerogap.runtime.rollout_worker import RolloutWorker, build_rollout_worker
 from zerogap.runtime.transfer import WeightDeliveryError, from_arrays, to_arrays
-from zerogap.runtime.weight_store import WeightStore
 from zerogap.runtime.worker import Report, RolloutActor
 from zerogap.trajectory import NOT_SAMPLED, GroupRequest, SamplingParams, Trajectory
+
+NOTHING = Living(frozenset(), None)
 
 
 def setup(model: Path, **changes: object) -> RunSetup:
@@ -137,7 +139,7 @@ def test_empty_samples(tiny_model: Path, lengths: list[int]) -> None:
     learner = LearnerWorker(setup(tiny_model, audit__on_unequal="warn"))
     before = learner.weights().digest
     contract = learner.identity().contract_digest
-    update = learner.update([group(0, lengths, contract), group(1, [0, 0, 0, 0], contract)])
+    update = learner.update([group(0, lengths, contract), group(1, [0, 0, 0, 0], contract)], NOTHING)
     assert update.version == learner.learner.version == 1
     assert update.metrics["tokens/trained"] == sum(lengths) == update.metrics["bitwise/checked"]
     assert all(math.isfinite(v) for v in update.metrics.values() if isinstance(v, float))
@@ -149,17 +151,8 @@ def test_empty_samples(tiny_model: Path, lengths: list[int]) -> None:
 def test_foreign_contract_is_refused(tiny_model: Path) -> None:
     learner = LearnerWorker(setup(tiny_model))
     with pytest.raises(Exception, match="group 0 sample 0 was sampled under the numerical contract 'other'"):
-        learner.update([group(0, [2, 2], "other")])
+        learner.update([group(0, [2, 2], "other")], NOTHING)
     assert learner.learner.version == 0
-
-
-def test_weight_store_keeps_what_may_be_named() -> None:
-    store = WeightStore(lag=2)
-    for version in range(10):
-        store.put(version, {})
-        assert store.versions() == list(range(max(0, version - 2), version + 1))
-    with pytest.raises(KeyError, match=r"version 3 are not kept \(held: \[7, 8, 9\]\)"):
-        store[3]
 
 
 def test_grade_error_of_the_example_reaches_the_trajectory(tiny_model: Path) -> None:

@@ -41,6 +41,8 @@ def step_line(metrics: Mapping[str, Any], total: int | None, aligned: bool) -> s
         if metrics.get(key):
             parts.append(f"{label} {metrics[key]:.1%}")
     parts.append(verdict(metrics, aligned))
+    if metrics.get("bitwise/unequal") and "gap/lag/abs_mean" in metrics:
+        parts.append(f"gap lag {metrics['gap/lag/abs_mean']:.1e} kernel {metrics['gap/kernel/abs_mean']:.1e}")
     if "throughput/engine_tokens_per_s" in metrics:
         parts.append(f"{metrics['throughput/engine_tokens_per_s']:,.0f} tok/s")
     return "  ".join(parts)
