@@ -9,7 +9,7 @@
 namespace zerogap {
 
 constexpr long kChainSteps = 128;  // short chains round less: half the error of one chain over the whole of k
-constexpr long kStepBlock = 8 * kChainSteps;  // k is walked in blocks that keep a panel in L2
+constexpr long kStepBlock = 16 * kChainSteps;  // k is walked in blocks that keep a panel in L2
 constexpr long kLeftBytes = 512 << 10;        // rows of A that stay in L2 while the panels pass
 constexpr long kGroupBytes = 2 << 20;         // panels that stay in L3 while the rows of A pass
 constexpr int kAheadBytes = 4096;             // how far a panel is fetched ahead, so that memory and arithmetic overlap

@@ -11,7 +11,7 @@ from zerogap.kernels import Weight
 from zerogap.kernels.aligned import AlignedKernels
 from zerogap.kernels.native import load_variant, runnable
 
-# (rows, k, n): over 1,024 steps of k, more panels than a group holds, more rows than stay in L2, no round number.
+# (rows, k, n): over 2,048 steps of k, more panels than a group holds, more rows than stay in L2, no round number.
 LARGE = {FP32: (301, 2113, 700), BF16: (301, 4227, 700)}
 K = AlignedKernels()
 
