@@ -1,4 +1,4 @@
-"""Write docs/recipe.md from src/zerogap/config.py: every key, its type, its default, and what follows from it.
+"""Write docs/recipe.md from the sections in src/zerogap/config*.py: every key, its type, default and consequence.
 
     python docs/make_recipe_reference.py
 
@@ -11,12 +11,12 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "zerogap" / "config.py"
+SOURCES = [ROOT / "src" / "zerogap" / name for name in ("config.py", "config_objective.py")]
 PAGE = ROOT / "docs" / "recipe.md"
 
 INTRODUCTION = """# The recipe
 
-<!-- Written by docs/make_recipe_reference.py from src/zerogap/config.py; do not edit by hand. -->
+<!-- Written by docs/make_recipe_reference.py from src/zerogap/config*.py; do not edit by hand. -->
 
 A recipe is a YAML file of the sections below. Unknown keys are refused with the nearest known one. Any key can be
 changed on the command line by its dotted name (`zerogap train recipes/tiny.yaml train.lag=8`); `null` removes a
@@ -27,7 +27,7 @@ There is no top-p, top-k, min-p or penalty in training: they change the distribu
 they are refused with that reason.
 """
 
-# Section class -> dotted prefix, in the order of the page.
+# Section class -> dotted prefix, in the order of the page. Sections with the same prefix are told apart by `name`.
 SECTIONS = {
     "Recipe": "",
     "Model": "model",
@@ -37,6 +37,14 @@ SECTIONS = {
     "WarmStart": "warm_start",
     "Rollout": "rollout",
     "Learner": "learner",
+    "ReinforceZero": "learner.objective",
+    "PpoClip": "learner.objective",
+    "TruncatedIs": "learner.objective",
+    "MaskedIs": "learner.objective",
+    "GeometricGate": "learner.objective",
+    "ProductGate": "learner.objective",
+    "Cispo": "learner.objective",
+    "IsOff": "learner.objective",
     "Train": "train",
     "Audit": "audit",
     "Checkpoint": "checkpoint",
@@ -47,26 +55,46 @@ LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def make_page() -> str:
-    classes = {node.name: node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.ClassDef)}
-    unlisted = {name for name, node in classes.items() if _is_section(node)} - SECTIONS.keys()
+    nodes = [node for source in SOURCES for node in ast.parse(source.read_text()).body]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    bases = {base for node in classes.values() for base in _bases(node)}
+    unlisted = (
+        {name for name, node in classes.items() if _bases(node) & {"Section", *classes}} - bases - SECTIONS.keys()
+    )
     if unlisted:
-        raise SystemExit(f"sections of config.py that docs/make_recipe_reference.py does not list: {unlisted}")
-    return INTRODUCTION + "".join(_section(classes[name], prefix) for name, prefix in SECTIONS.items())
+        raise SystemExit(f"sections that docs/make_recipe_reference.py does not list: {unlisted}")
+    return INTRODUCTION + "".join(_section(name, prefix, classes) for name, prefix in SECTIONS.items())
 
 
-def _is_section(node: ast.ClassDef) -> bool:
-    return any(isinstance(base, ast.Name) and base.id == "Section" for base in node.bases) or node.name == "Recipe"
+def _bases(node: ast.ClassDef) -> set[str]:
+    return {base.id for base in node.bases if isinstance(base, ast.Name)}
 
 
-def _section(node: ast.ClassDef, prefix: str) -> str:
-    lines = [f"\n## {prefix or 'Top level'}\n"]
-    if text := ast.get_docstring(node):
+def _section(name: str, prefix: str, classes: dict[str, ast.ClassDef]) -> str:
+    rows = _rows(name, prefix, classes)
+    title = prefix or "Top level"
+    if list(SECTIONS.values()).count(prefix) > 1:
+        title += f", name: {_type(_fields(classes[name])['name'][0].annotation)}"
+    lines = [f"\n## {title}\n"]
+    if text := ast.get_docstring(classes[name]):
         lines.append(f"{text}\n")
-    lines += ["| key | type | default | what follows |", "|---|---|---|---|"]
-    for field, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            lines.append(_row(field, following, prefix))
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "| key | type | default | what follows |", "|---|---|---|---|", *rows.values()]) + "\n"
+
+
+def _rows(name: str, prefix: str, classes: dict[str, ast.ClassDef]) -> dict[str, str]:
+    """Key -> its row: a section's own keys, then those that it inherits and does not give anew."""
+    rows = {key: _row(field, after, prefix) for key, (field, after) in _fields(classes[name]).items()}
+    for base in _bases(classes[name]) & classes.keys():
+        rows = rows | {key: row for key, row in _rows(base, prefix, classes).items() if key not in rows}
+    return rows
+
+
+def _fields(node: ast.ClassDef) -> dict[str, tuple[ast.AnnAssign, ast.stmt | None]]:
+    """Key -> (its declaration, the statement after it)."""
+    pairs = zip(node.body, [*node.body[1:], None], strict=True)
+    return {
+        f.target.id: (f, after) for f, after in pairs if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)
+    }
 
 
 def _row(field: ast.AnnAssign, following: ast.stmt | None, prefix: str) -> str:
@@ -109,7 +137,7 @@ def _type(annotation: ast.expr) -> str:
             part, part
         )
         part = {"dict[str, Any]": "mapping", "list[str]": "list of texts"}.get(part, part)
-        parts.append("section" if part in SECTIONS else part)
+        parts.append("section" if part in SECTIONS or part == "ObjectiveConfig" else part)
     return " or ".join(parts)
 
 

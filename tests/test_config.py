@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from zerogap.config import Recipe, RecipeError, dump_recipe, load_recipe, parse_recipe
+from zerogap.config_objective import PpoClip, ReinforceZero
 
 MINIMAL: dict[str, Any] = {"name": "x", "model": {"create": {}}, "task": {"name": "chain_sum"}}
 
@@ -201,6 +202,36 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     path.write_text("- 1")
     with pytest.raises(RecipeError, match="must be a mapping"):
         load_recipe(path)
+
+
+def test_an_objective_has_its_own_keys() -> None:
+    assert parse_recipe(MINIMAL).learner.objective == ReinforceZero()
+    recipe = parse_recipe(MINIMAL | {"learner": {"objective": {"name": "ppo_clip", "eps_high": "28e-2"}}})
+    assert recipe.learner.objective == PpoClip(name="ppo_clip", eps_low=0.2, eps_high=0.28, normalize_std=False)
+    assert parse_recipe(recipe.model_dump()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ({"name": "ppo_clip", "eps_lo": 0.1}, "learner.objective.eps_lo: unknown key; did you mean 'eps_low'?"),
+        ({"name": "reinforce_zero", "normalize_std": True}, "learner.objective.normalize_std: unknown key"),
+        ({"name": "reinforce"}, "learner.objective.name: 'reinforce' is none of reinforce_zero, ppo_clip, "),
+        ({"eps_low": 0.1}, "learner.objective: name is required, one of reinforce_zero, ppo_clip, "),
+        ({"name": "cispo", "eps_low": 1.5}, "learner.objective.eps_low: Input should be less than or equal to 1"),
+        ({"name": "geometric_gate", "low": 0.9}, "learner.objective.high: required, but missing"),
+        ({"name": "product_gate", "low": 2.0, "high": 0.5}, "learner.objective: low 2.0 must not be above high 0.5"),
+    ],
+)
+def test_objectives_are_strict(objective: dict[str, Any], words: str) -> None:
+    assert words in problem(learner={"objective": objective})
+
+
+@pytest.mark.parametrize("sections", [{"learner": {"lora_rank": 8}}, {"model": {"create": {}, "adapter": "x"}}])
+def test_adapters_are_refused(sections: dict[str, Any]) -> None:
+    """Field case 20: an adapter that nothing delivers would look like staleness, so asking for one fails at start."""
+    text = problem(**sections)
+    assert "adapters (LoRA) are not supported" in text and "merge the adapter into its base model" in text
 
 
 def test_config_loads_without_torch() -> None:

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import re
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from zerogap.config_objective import ObjectiveConfig, ReinforceZero
+from zerogap.config_section import Section
+
+ADAPTER_WORDS = ("lora", "adapter", "peft")
 REFUSED_SAMPLING_KEYS = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 LOWEST_TEMPERATURE = 1e-3
 
 
 class RecipeError(ValueError):
     """A recipe that cannot run; the message names each key, its value and the fix."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _exponent_form(cls, values: Any) -> Any:
-        """YAML 1.1 reads 3e-4 as text; where a number belongs, it means one."""
-        if not isinstance(values, dict):
-            return values
-        numbers = {name for name, field in cls.model_fields.items() if field.annotation is float}
-        return {key: _as_number(value) if key in numbers else value for key, value in values.items()}
 
 
 class CreateModel(Section):
@@ -242,6 +232,8 @@ class Learner(Section):
     memory, about a third more time, the same bits."""
     mask_truncated: bool = False
     """True: samples ended by a limit keep their place in the group mean but add nothing to loss or denominator."""
+    objective: ObjectiveConfig = Field(default_factory=ReinforceZero)
+    """What is maximised: the section of its `name`, one of those below; default: reinforce_zero."""
 
 
 class Train(Section):
@@ -261,6 +253,9 @@ class Audit(Section):
     """Share of each batch's groups whose tokens are scored again with the weights of their own version."""
     on_unequal: Literal["stop", "warn"] = "stop"
     """stop: the run ends at the first unequal bit (aligned kernels only). warn: it goes on and counts."""
+    weights_memory_mb: float = Field(2000.0, ge=0)
+    """Most megabytes (10^6 bytes) of older weight versions that the learner keeps in memory for the audit. The others
+    are files in the run folder until the last token that names them is trained. At most train.lag versions in all."""
 
 
 class Checkpoint(Section):
@@ -363,15 +358,10 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise RecipeError(f"override {override!r}: the value is not valid YAML: {error}") from error
 
 
-def _as_number(value: Any) -> Any:
-    """The number that a text in exponent form spells (3e-4); anything else as it is."""
-    if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
-        return float(value)
-    return value
-
-
 def _explain(error: Any) -> str:
     location = [str(part) for part in error["loc"]]
+    if location[:2] == ["learner", "objective"]:
+        del location[2:3]  # pydantic puts the objective's name between the section and its key
     key = ".".join(location) or "recipe"
     if location[:-1] == ["rollout"] and location[-1] in REFUSED_SAMPLING_KEYS:
         return (
@@ -379,21 +369,41 @@ def _explain(error: Any) -> str:
             "carry the kept probability mass; remove the key (temperature is supported)"
         )
     if error["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
+        if any(word in location[-1].lower() for word in ADAPTER_WORDS):
+            return (
+                f"{key}: adapters (LoRA) are not supported: all weights are trained, and all are delivered to the "
+                "engines; merge the adapter into its base model, give that as model.path, and remove the key"
+            )
+        known = _known_keys([str(part) for part in error["loc"][:-1]])
         near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
         return f"{key}: unknown key; {hint}"
     if error["type"] == "missing":
         return f"{key}: required, but missing"
+    if error["type"] == "union_tag_not_found":
+        return f"{key}: name is required, one of {', '.join(_sections(Learner, 'objective'))}"
+    if error["type"] == "union_tag_invalid":
+        return f"{key}.name: {error['ctx']['tag']!r} is none of {', '.join(_sections(Learner, 'objective'))}"
     message = error["msg"].removeprefix("Value error, ")
     own = error["type"] == "value_error"  # written above, with the value in it
     return f"{key}: {message}" + ("" if own else f" (got {error.get('input')!r})")
 
 
-def _known_keys(section: list[str]) -> list[str]:
+def _known_keys(location: list[str]) -> list[str]:
+    """Keys of the section at a location as pydantic writes it: with the name of a section among several."""
     model: Any = Recipe
-    for part in section:
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    parts = iter(location)
+    for part in parts:
+        sections = _sections(model, part)
+        model = next(iter(sections.values())) if len(sections) == 1 else sections[next(parts)]
     return list(model.model_fields)
+
+
+def _sections(model: type[BaseModel], key: str) -> dict[str, type[BaseModel]]:
+    """The sections that a key may hold, by their `name` where there are several."""
+    annotation = model.model_fields[key].annotation
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    sections = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+    if len(sections) == 1:
+        return {key: sections[0]}
+    return {section.model_fields["name"].annotation.__args__[0]: section for section in sections}  # type: ignore[union-attr]

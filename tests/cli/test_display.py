@@ -61,10 +61,26 @@ def test_what_was_not_measured_is_absent() -> None:
     assert step_line({"step": 3}, total=None, aligned=True) == "step 3  bitwise not checked"
 
 
+def test_step_line_shows_what_the_objective_did() -> None:
+    """Shares of tokens; one that is 0 is left out of the line (not of metrics.jsonl)."""
+    marks = {"clipped/tokens": 0.0123, "rejected/tokens": 0.0, "masked/tokens": 0.5, "truncated_weight/tokens": 1.0}
+    assert step_line({"step": 3} | marks, total=None, aligned=True) == (
+        "step 3  clipped 1.2%  truncated 100.0%  masked 50.0%  bitwise not checked"
+    )
+
+
 def test_verdict() -> None:
     assert verdict({"bitwise/checked": 96, "bitwise/unequal": 5}, aligned=True) == "bitwise 91/96"
     assert verdict({"bitwise/checked": 96, "bitwise/unequal": 5}, aligned=False) == "bitwise 91/96 (aligned: no)"
     assert verdict({}, aligned=False) == "aligned: no"
+
+
+def test_step_line_shows_both_gaps_where_bits_differ() -> None:
+    gaps = {"gap/lag/abs_mean": 0.0012, "gap/kernel/abs_mean": 3.4e-06, "bitwise/checked": 96}
+    assert step_line({"step": 3, "bitwise/unequal": 5} | gaps, total=None, aligned=False) == (
+        "step 3  bitwise 91/96 (aligned: no)  gap lag 1.2e-03 kernel 3.4e-06"
+    )
+    assert step_line({"step": 3, "bitwise/unequal": 0} | gaps, total=None, aligned=True) == "step 3  bitwise 96/96"
 
 
 def test_plain_output_is_one_line_per_update_without_control_codes() -> None:

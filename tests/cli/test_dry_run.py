@@ -69,8 +69,12 @@ def test_tokens_and_lag() -> None:
 def test_memory_follows_the_recipe() -> None:
     """More lag keeps more weight versions; bf16 halves KV cache and snapshots; masters and Adam stay fp32."""
     base = estimate_needs(recipe_with(train={"lag": 2}))
-    lagged = estimate_needs(recipe_with(train={"lag": 4}))
-    assert lagged.snapshot_bytes - base.snapshot_bytes == 2 * 134_515_008 * 4
+    version = 134_515_008 * 4
+    lagged = estimate_needs(recipe_with(train={"lag": 4}, audit={"weights_memory_mb": 2000}))
+    assert lagged.snapshot_bytes - base.snapshot_bytes == version  # a third older one fits, the fourth does not
+    assert lagged.stored_bytes == lagged.disk_bytes - base.disk_bytes == version
+    unaudited = estimate_needs(recipe_with(train={"lag": 4}, audit={"share": 0}))
+    assert (unaudited.snapshot_bytes, unaudited.stored_bytes) == (2 * version, 0)
     assert base.kv_cache_bytes == 64 * (128 + 64) * 2 * 30 * 192 * 4  # max_running of an assumed prompt and an answer
 
     model = {"fetch": "smollm2-135m", "dtype": "bfloat16"}

@@ -75,6 +75,14 @@ def test_missing_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "recipe nowhere.yaml does not exist" in failure(["train", "nowhere.yaml"], capsys)
 
 
+def test_adapter_folder(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Field case 20: refused before anything loads, although an adapter folder has no config.json to look at."""
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    message = failure(["train", recipe, "model.create=null", "model.path=adapter"], capsys)
+    assert "model.path: adapter holds an adapter (adapter_config.json): adapters (LoRA) are not supported" in message
+
+
 def test_missing_model_folder(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     message = failure(["train", recipe, "model.create=null", "model.path=nowhere"], capsys)
     assert "model.path: model folder nowhere does not exist" in message

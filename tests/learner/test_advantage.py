@@ -1,4 +1,4 @@
-"""Group-mean advantages: exact zeros, exact pairs, errored samples left out."""
+"""Group advantages: exact zeros, exact pairs, errored samples left out."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from zerogap.learner.advantage import group_advantages
 def test_equal_rewards_are_exactly_zero(reward: float, size: int) -> None:
     """Field case 26: [0.35] x 8, [0, 0, 0, 0], [1, 1, 1, 1] and any other equal group."""
     assert group_advantages([reward] * size) == [0.0] * size
+    assert group_advantages([reward] * size, normalize_std=True) == [0.0] * size
 
 
 def test_no_standard_deviation() -> None:
@@ -30,6 +31,21 @@ def test_nearly_equal_rewards_stay_tiny() -> None:
     """Field case 26: a rounding residue is not blown up."""
     assert group_advantages([0.1 + 0.2, 0.3]) == pytest.approx([0.0, 0.0], abs=1e-15)
     assert group_advantages([0.1 + 0.2, 0.3]) != [0.0, 0.0]
+
+
+def test_division_by_the_standard_deviation() -> None:
+    """Rewards 1, 2, 3, 6: mean 3, deviation sqrt(14 / 3) = 2.160247, and 1e-4 on top. Ungraded ones count nowhere."""
+    expected = [-2 / 2.160347, -1 / 2.160347, 0.0, 3 / 2.160347]
+    assert group_advantages([1.0, 2.0, 3.0, 6.0], normalize_std=True) == pytest.approx(expected, rel=1e-6)
+    assert group_advantages([1.0, None, 3.0], normalize_std=True) == pytest.approx(
+        [-0.707057, None, 0.707057], abs=1e-6
+    )
+    assert group_advantages([2.0, None], normalize_std=True) == [0.0, None]
+
+
+def test_a_rounding_residue_is_not_divided_by_itself() -> None:
+    """Field case 26: rewards that are equal but for rounding stay without effect."""
+    assert group_advantages([0.1 + 0.2, 0.3], normalize_std=True) == pytest.approx([0.0, 0.0], abs=1e-11)
 
 
 def test_ungraded_samples_are_not_in_the_mean() -> None:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.learner.builders import make_trajectory
-from zerogap.learner.statistics import effective_sample_size, ratio_statistics, sample_statistics
+from zerogap.learner.statistics import (
+    effective_sample_size,
+    gradient_weight_statistics,
+    mark_statistics,
+    ratio_statistics,
+    sample_statistics,
+    sequence_statistics,
+)
 
 
 def measure(log_ratios: list[float], lags: list[int] | None = None) -> dict[str, float]:
@@ -37,7 +44,9 @@ def test_maximum_is_of_the_raw_ratio() -> None:
 
 def test_nothing_measured_is_absent() -> None:
     """Field case 45: no token, no field (not 0)."""
-    assert measure([]) == {}
+    nothing = torch.empty(0)
+    assert measure([]) == {} and sequence_statistics(nothing, nothing.long()) == {}
+    assert gradient_weight_statistics(nothing, nothing) == mark_statistics({}, nothing.long()) == {}
     assert sample_statistics([]) == {"errors/ungraded": 0.0}
     assert sample_statistics([[make_trajectory([1], [2], reward=None, error="grader")]]) == {"errors/ungraded": 1.0}
 
@@ -55,6 +64,37 @@ def test_effective_sample_size_by_age() -> None:
     assert statistics["ess/age_2"] == pytest.approx((3 + 1) ** 2 / (2 * (9 + 1)))
     assert statistics["ess/all"] == pytest.approx(6**2 / (4 * 12))
     assert "ess/age_1" not in statistics
+
+
+def test_token_mean_and_sequence_mean_have_different_names() -> None:
+    """Field case 45: one token at log-ratio 0.1 and 99 at 0: 0.001 by token, 0.05 by sequence (signs of k1 turned)."""
+    log_ratios, owners = [0.1] + [0.0] * 99, [3] + [8] * 99
+    by_token = measure(log_ratios)
+    by_sequence = sequence_statistics(torch.tensor(log_ratios), torch.tensor(owners))
+    assert by_token["kl/k1"] == pytest.approx(-0.001) and by_sequence["kl_sequence/k1"] == pytest.approx(-0.05)
+    k3 = math.exp(0.1) - 1 - 0.1
+    assert by_token["kl/k3"] == pytest.approx(k3 / 100, rel=1e-5)
+    assert by_sequence["kl_sequence/k3"] == pytest.approx(k3 / 2, rel=1e-5)
+
+
+def test_share_of_the_heaviest_tokens() -> None:
+    """201 tokens: the top 1% are 3. Ratios 5, 4, 3 and 198 times 1, advantages -1 and +1: 12 / 210."""
+    log_ratios_N = torch.tensor([math.log(5), math.log(4), math.log(3)] + [0.0] * 198)
+    advantages_N = torch.tensor([-1.0, 1.0, -1.0] + [1.0, -1.0] * 99)
+    assert gradient_weight_statistics(log_ratios_N, advantages_N)["weight/top1_share"] == pytest.approx(12 / 210)
+    assert gradient_weight_statistics(log_ratios_N[:3], advantages_N[:3])["weight/top1_share"] == pytest.approx(5 / 12)
+    assert gradient_weight_statistics(log_ratios_N, torch.zeros(201)) == {}
+
+
+def test_marks_are_shares_of_tokens_and_of_sequences() -> None:
+    """2 of 5 tokens, in 1 of 3 sequences."""
+    marked_N, owners_N = torch.tensor([True, True, False, False, False]), torch.tensor([4, 4, 4, 6, 9])
+    assert mark_statistics({"masked": marked_N, "rejected": ~marked_N | marked_N}, owners_N) == {
+        "masked/tokens": 0.4,
+        "masked/sequences": pytest.approx(1 / 3),
+        "rejected/tokens": 1.0,
+        "rejected/sequences": 1.0,
+    }
 
 
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=50))

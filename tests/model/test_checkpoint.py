@@ -66,6 +66,16 @@ def test_missing_and_unknown_tensors_are_named(folder: Path) -> None:
         load_decoder(folder, "standard", "float32")
 
 
+def test_an_adapter_beside_or_instead_of_a_model_is_refused(folder: Path) -> None:
+    """Field case 20: with the base model beside it, loading would silently leave the adapter out."""
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json.*merge it into its base model"):
+        load_decoder(folder, "standard", "float32")
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"adapters \(LoRA\) are not supported"):
+        load_decoder(folder, "standard", "float32")
+
+
 def test_shards_are_checked_by_their_headers(folder: Path) -> None:
     """An index may name a shard that is absent or cut short, and promise a tensor that its shard lacks."""
     tensors = load_file(folder / "model.safetensors")

@@ -13,7 +13,7 @@ from tests.properties.decoders import Model, models
 from tests.properties.values import Comparison, seeds
 from tests.properties.ways import BEST, threads, variants
 from zerogap.config import Learner as LearnerConfig
-from zerogap.gaps.bitwise import check_bits
+from zerogap.gaps.split import split_tokens
 from zerogap.kernels import RowBatch
 from zerogap.kernels.aligned_cache import PAGE_SIZES
 from zerogap.learner.learner import Learner
@@ -140,9 +140,9 @@ def check_trajectories(
 ) -> None:
     """Each token on the weights of its own version: the learner's packed forward has its logprob, and a fresh draw
     gives the token."""
-    report = check_bits(learner, versions, done, token_budget)
-    assert report.unequal == 0, f"{report.unequal} of {report.checked} logprobs differ: {report.first}"
-    count.values += report.checked
+    split = split_tokens(learner, versions, done, max(versions), token_budget)
+    assert split.unequal == 0, f"{split.unequal} of {split.checked} logprobs differ: {split.first_unequal()}"
+    count.values += split.checked
     for trajectory in done:
         for version in sorted(set(trajectory.versions) - {-1}):
             drawn_again(learner.view(versions[version]), trajectory, count, version)

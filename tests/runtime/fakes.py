@@ -10,6 +10,7 @@ from typing import Any
 
 from zerogap.env.task import Example
 from zerogap.runtime.backend import EngineStats, Events, FinishedGroup, Item, Update, Weights
+from zerogap.runtime.living import Living
 from zerogap.trajectory import NOT_SAMPLED, GroupRequest, SamplingParams, Trajectory
 
 SAMPLING = SamplingParams(max_new_tokens=8)
@@ -72,7 +73,8 @@ class FakeEngine:
 class FakeBackend:
     """Virtual time. Every wait ticks until something is finished; nothing for `patience` ticks is a deadlock.
 
-    ticks(group_id): how long a group takes. All other timing comes from `seed`.
+    ticks(group_id): how long a group takes. All other timing comes from `seed`. deaths: chance per tick that an engine
+    is started again, at the first version, and is sent everything anew. on_train: hears every request for an update.
     """
 
     def __init__(
@@ -86,10 +88,13 @@ class FakeBackend:
         on_update: str = "recompute",
         obeys_min_version: bool = True,
         patience: int = 5000,
+        deaths: float = 0.0,
+        on_train: Callable[[list[FinishedGroup], Living], None] = lambda groups, living: None,
     ) -> None:
         self._random = random.Random(seed)
         self._engines = [FakeEngine(version, on_update, obeys_min_version) for _ in range(engines)]
-        self._version = version
+        self._start_version = self._newest = self._version = version
+        self._deaths, self._on_train = deaths, on_train
         self._longest_delay, self._longest_update = longest_delay, longest_update
         self._ticks, self._patience = ticks, patience
         self._now = 0
@@ -105,11 +110,13 @@ class FakeBackend:
         self.most_alive = max(self.most_alive, self.alive)
 
     def publish(self, weights: Weights) -> None:
+        self._newest = weights.version
         for engine in self._engines:
             self._send(engine, weights.version)
 
-    def train(self, groups: list[FinishedGroup]) -> None:
+    def train(self, groups: list[FinishedGroup], living: Living) -> None:
         assert self._update_at is None, "two updates at once"
+        self._on_train(groups, living)
         self.trained.append(groups)
         self._update_at = self._now + self._random.randint(1, self._longest_update)
 
@@ -141,7 +148,16 @@ class FakeBackend:
     def _send(self, engine: FakeEngine, message: Any) -> None:
         engine.line.append((self._now + self._random.randint(0, self._longest_delay), message))
 
+    def _restart(self, engine: FakeEngine) -> None:
+        lost = [message for _, message in engine.line if isinstance(message, GroupRequest)]
+        lost += engine.waiting + [run.request for run in engine.running]
+        engine.version, engine.line, engine.waiting, engine.running = self._start_version, [], [], []
+        for message in [self._newest, *lost]:
+            self._send(engine, message)
+
     def _step(self, engine: FakeEngine) -> list[FinishedGroup]:
+        if self._deaths and self._random.random() < self._deaths:
+            self._restart(engine)
         arrived = [message for at, message in engine.line if at <= self._now]
         engine.line = [(at, message) for at, message in engine.line if at > self._now]
         engine.waiting += [message for message in arrived if isinstance(message, GroupRequest)]

@@ -108,6 +108,8 @@ def test_run_folder(tiny_model: Path, tmp_path: Path) -> None:
         "bits_checked",
         "bits_unequal",
         "lag_max",
+        "ratio_dev_peak",
+        "ratio_chi2_peak",
         "dropped",
         "engine_tokens_per_s",
         "learner_tokens_per_s",
@@ -124,6 +126,7 @@ def test_run_folder(tiny_model: Path, tmp_path: Path) -> None:
     assert len(trajectories(run_dir)) == 5 * 3 * 4
     assert list((run_dir / "tensorboard").iterdir())
     assert not [path for path in run_dir.rglob("*") if "partial" in path.name]
+    assert summary["ratio_dev_peak"] is None  # lag 0: every ratio is exactly 1, there is no median to compare with
     record = trajectories(run_dir)[0]
     assert record["info"]["update"] == 1 and isinstance(record["info"]["text"], str) and record["reward"] is not None
 
@@ -235,13 +238,23 @@ def test_poison_prompts_are_counted_and_never_rewarded(
     assert sum(line.get("errors/ZeroDivisionError", 0) for line in lines) == len(poisoned) == summary["errors"]
 
 
+def test_peak_over_median_of_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    summary = train(tiny_recipe(tiny_model, train__lag=1), tmp_path / "run")
+    for name, key in (("ratio/dev", "ratio_dev_peak"), ("ratio/chi2", "ratio_chi2_peak")):
+        values = sorted(line[name] for line in metrics(tmp_path / "run"))
+        assert len(values) == 5 and summary[key] == values[4] / values[2] > 1
+
+
 def test_docs_name_every_metric(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/metrics.md and metrics.jsonl name the same things. Unequal bits (standard kernels) and failing grades
-    are part of the run, so that the names that only trouble brings are seen too."""
+    are part of the run, so that the names that only trouble brings are seen too; and objectives that mark tokens."""
     failing = FailingTask(make_task(tiny_recipe(tiny_model).task), lambda prompt: prompt % 2 == 0)
     monkeypatch.setattr(rollout_worker, "make_task", lambda settings: failing)
-    train(tiny_recipe(tiny_model, model__kernels="standard", train__lag=1), tmp_path / "run")
-    emitted = {name for line in metrics(tmp_path / "run") for name in line}
+    emitted: set[str] = set()
+    for name in ("reinforce_zero", "ppo_clip", "truncated_is", "masked_is"):
+        recipe = tiny_recipe(tiny_model, model__kernels="standard", train__lag=1, learner__objective={"name": name})
+        train(recipe, tmp_path / name)
+        emitted |= {metric for line in metrics(tmp_path / name) for metric in line}
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     documented = {name for row in re.findall(r"^\|(.*?)\|", page, re.M) for name in re.findall(r"`(.+?)`", row)}
     patterns = [re.compile(re.sub(r"<\w+>", r"\\w+", name)) for name in documented]

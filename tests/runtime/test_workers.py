@@ -16,15 +16,17 @@ from tests.runtime.fakes import fake_trajectory
 from tests.runtime.support import TASK, tiny_recipe
 from zerogap.config import Task
 from zerogap.env.task import Example, make_task
-from zerogap.gaps.bitwise import check_bits
+from zerogap.gaps.split import split_tokens
 from zerogap.model.decoder import WeightMismatch, snapshot_digest
 from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Weights
 from zerogap.runtime.learner_worker import LearnerWorker
+from zerogap.runtime.living import Living
 from zerogap.runtime.rollout_worker import RolloutWorker, build_rollout_worker
 from zerogap.runtime.transfer import WeightDeliveryError, from_arrays, to_arrays
-from zerogap.runtime.weight_store import WeightStore
 from zerogap.runtime.worker import Report, RolloutActor
 from zerogap.trajectory import NOT_SAMPLED, GroupRequest, SamplingParams, Trajectory
+
+NOTHING = Living(frozenset(), None)
 
 
 def setup(model: Path, **changes: object) -> RunSetup:
@@ -79,10 +81,8 @@ def test_torn_or_incomplete_delivery_changes_nothing(tiny_model: Path) -> None:
         worker.publish(replace(good, tensors=good.tensors | {name: (dtype, flipped)}))
     assert worker.engine.version == 0
 
-    store = WeightStore(lag=8)
-    store.put(0, learner.decoder.snapshot())
-    report = check_bits(learner.decoder, store, run_out(worker), 512)
-    assert (report.unequal, report.checked > 30) == (0, True)
+    split = split_tokens(learner.decoder, {0: learner.decoder.snapshot()}, run_out(worker), 0, 512)
+    assert (split.unequal, split.checked > 30) == (0, True)
 
     worker.publish(good)  # and the engine still takes a whole set
     assert worker.engine.version == 1
@@ -92,20 +92,18 @@ def test_labels_name_the_weights_that_made_the_token(tiny_model: Path) -> None:
     """Field case 22: 3 tokens, an update, the rest; and a group that waited across the update."""
     learner = LearnerWorker(setup(tiny_model))
     worker, _ = build_rollout_worker(setup(tiny_model))
-    store = WeightStore(lag=8)
-    store.put(0, learner.decoder.snapshot())
     worker.submit([item(0, n=1)])
     for _ in range(3):
         assert worker.step() == []
     worker.submit([item(1, n=1)])
     weights = new_weights(learner, 4, 0.5)
     worker.publish(weights)
-    store.put(4, from_arrays(weights.tensors))
     running, queued = sorted(run_out(worker), key=lambda t: t.group_id)
     assert [v for v in running.versions if v != NOT_SAMPLED][:5] == [0, 0, 0, 4, 4]
     assert {v for v in queued.versions if v != NOT_SAMPLED} == {4}
-    report = check_bits(learner.decoder, store, [running, queued], 512)
-    assert report.unequal == 0 and report.checked == running.num_sampled + queued.num_sampled
+    snapshots = {0: learner.decoder.snapshot(), 4: from_arrays(weights.tensors)}
+    split = split_tokens(learner.decoder, snapshots, [running, queued], 4, 512)
+    assert split.unequal == 0 and split.checked == running.num_sampled + queued.num_sampled
 
 
 def test_group_waits_for_its_min_version(tiny_model: Path) -> None:
@@ -141,7 +139,7 @@ def test_empty_samples(tiny_model: Path, lengths: list[int]) -> None:
     learner = LearnerWorker(setup(tiny_model, audit__on_unequal="warn"))
     before = learner.weights().digest
     contract = learner.identity().contract_digest
-    update = learner.update([group(0, lengths, contract), group(1, [0, 0, 0, 0], contract)])
+    update = learner.update([group(0, lengths, contract), group(1, [0, 0, 0, 0], contract)], NOTHING)
     assert update.version == learner.learner.version == 1
     assert update.metrics["tokens/trained"] == sum(lengths) == update.metrics["bitwise/checked"]
     assert all(math.isfinite(v) for v in update.metrics.values() if isinstance(v, float))
@@ -153,17 +151,8 @@ def test_empty_samples(tiny_model: Path, lengths: list[int]) -> None:
 def test_foreign_contract_is_refused(tiny_model: Path) -> None:
     learner = LearnerWorker(setup(tiny_model))
     with pytest.raises(Exception, match="group 0 sample 0 was sampled under the numerical contract 'other'"):
-        learner.update([group(0, [2, 2], "other")])
+        learner.update([group(0, [2, 2], "other")], NOTHING)
     assert learner.learner.version == 0
-
-
-def test_weight_store_keeps_what_may_be_named() -> None:
-    store = WeightStore(lag=2)
-    for version in range(10):
-        store.put(version, {})
-        assert store.versions() == list(range(max(0, version - 2), version + 1))
-    with pytest.raises(KeyError, match=r"version 3 are not kept \(held: \[7, 8, 9\]\)"):
-        store.get(3)
 
 
 def test_grade_error_of_the_example_reaches_the_trajectory(tiny_model: Path) -> None:

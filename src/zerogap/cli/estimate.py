@@ -28,6 +28,7 @@ class Needs:
     kv_cache_bytes: int
     learner_bytes: int
     snapshot_bytes: int
+    stored_bytes: int
     memory_bytes: int
     memory_here_bytes: int | None
     disk_bytes: int
@@ -50,7 +51,8 @@ class Needs:
             f"{self.kv_pages:,} pages of {self.kv_page_tokens} tokens",
             f"  learner            {gigabytes(self.learner_bytes)}: weights, masters, Adam, gradients, activations",
             f"  weight versions    {gigabytes(self.snapshot_bytes)}: those that a token within the lag may name",
-            f"disk                 about {gigabytes(self.disk_bytes)}",
+            f"disk                 about {gigabytes(self.disk_bytes)}, of it weight versions "
+            f"{gigabytes(self.stored_bytes)} (audit.weights_memory_mb keeps them in memory)",
             f"sequences per update {self.sequences_per_update:,}",
             f"tokens per update    at most {self.tokens_per_update:,}",
             f"lag                  at most {self.lag_updates} updates, {self.lag_tokens:,} sampled tokens",
@@ -86,11 +88,15 @@ def estimate_needs(recipe: Recipe) -> Needs:
     rows = max(recipe.learner.micro_batch_tokens, longest)  # a longer sequence is a micro-batch of its own
     activations = rows * activation_values * width
     learner = PROCESS_BYTES + 16 * size.parameters + compute_copy + activations  # masters, gradients, two moments
-    snapshots = (train.lag + 2) * weights  # lag + 1 kept for the audit, one on its way to the engines
+    # The newest version and one on its way to the engines; for the audit the older ones within the lag (weight store).
+    older = train.lag if recipe.audit.share > 0 else 0
+    older_in_memory = min(older, int(recipe.audit.weights_memory_mb * 1e6 // weights))
+    snapshots = (2 + older_in_memory) * weights
 
     checkpoints = (recipe.checkpoint.keep if recipe.checkpoint.every else 0) + 1
     checkpoint = weights + 12 * size.parameters  # Hugging Face folder; masters and two moments for --resume
-    disk = checkpoints * checkpoint + weights + int(recipe.logging.trajectories_mb * 1e6)
+    stored = (older - older_in_memory) * weights
+    disk = checkpoints * checkpoint + weights + stored + int(recipe.logging.trajectories_mb * 1e6)
 
     sequences = train.groups_per_update * rollout.group_size
     tokens = sequences * rollout.max_new_tokens
@@ -104,6 +110,7 @@ def estimate_needs(recipe: Recipe) -> Needs:
         kv_cache_bytes=kv_cache,
         learner_bytes=learner,
         snapshot_bytes=snapshots,
+        stored_bytes=stored,
         memory_bytes=rollout.workers * worker + learner + snapshots + PROCESS_BYTES,
         memory_here_bytes=machine_memory_bytes(),
         disk_bytes=disk,

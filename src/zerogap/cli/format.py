@@ -10,6 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 BARS = "▁▂▃▄▅▆▇█"
+# Shares of the trained tokens that an objective did something to; in the step line where there are any.
+OBJECTIVE_MARKS = (
+    ("clipped", "clipped/tokens"),
+    ("truncated", "truncated_weight/tokens"),
+    ("masked", "masked/tokens"),
+    ("rejected", "rejected/tokens"),
+)
 
 
 def step_line(metrics: Mapping[str, Any], total: int | None, aligned: bool) -> str:
@@ -30,7 +37,12 @@ def step_line(metrics: Mapping[str, Any], total: int | None, aligned: bool) -> s
         parts.append(f"kl k1 {metrics['kl/k1'] + 0.0:+.1e} k3 {metrics['kl/k3']:.1e}")
     if "ess/all" in metrics:
         parts.append(f"ess {metrics['ess/all']:.2f}")
+    for label, key in OBJECTIVE_MARKS:
+        if metrics.get(key):
+            parts.append(f"{label} {metrics[key]:.1%}")
     parts.append(verdict(metrics, aligned))
+    if metrics.get("bitwise/unequal") and "gap/lag/abs_mean" in metrics:
+        parts.append(f"gap lag {metrics['gap/lag/abs_mean']:.1e} kernel {metrics['gap/kernel/abs_mean']:.1e}")
     if "throughput/engine_tokens_per_s" in metrics:
         parts.append(f"{metrics['throughput/engine_tokens_per_s']:,.0f} tok/s")
     return "  ".join(parts)
@@ -70,6 +82,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("bits checked (tokens)", "bits_checked", ",d"),
         ("bits unequal (tokens)", "bits_unequal", ",d"),
         ("largest lag (updates)", "lag_max", ",d"),
+        ("ratio dev, peak over median", "ratio_dev_peak", ",.1f"),
+        ("ratio chi2, peak over median", "ratio_chi2_peak", ",.1f"),
         ("dropped", "dropped", ",d"),
         ("engine tokens/s", "engine_tokens_per_s", ",.0f"),
         ("learner tokens/s", "learner_tokens_per_s", ",.0f"),

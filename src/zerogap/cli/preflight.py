@@ -30,6 +30,10 @@ def read_model_config(folder: Path, key: str) -> dict[str, Any]:
         raise BadInput(f"{key}: model folder {folder} does not exist")
     path = folder / "config.json"
     if not path.is_file():
+        from zerogap.model.adapter import adapter_refusal
+
+        if (refusal := adapter_refusal(folder)) is not None:
+            raise BadInput(f"{key}: {refusal}")
         names = sorted(p.name for p in folder.iterdir())[:LARGEST_LISTED_FOLDER]
         raise BadInput(
             f"{key}: {folder} has no config.json, so it is not a Hugging Face model folder "

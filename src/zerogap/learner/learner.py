@@ -1,4 +1,4 @@
-"""One REINFORCE Zero update per call: advantages, packed forward and backward, AdamW, metrics.
+"""One update per call: advantages, packed forward and backward, AdamW, metrics.
 
 Gradients of all micro-batches are summed in the fp32 masters, in a fixed order, before the one optimizer step.
 """
@@ -14,10 +14,17 @@ import torch
 
 from zerogap.config import Learner as LearnerConfig
 from zerogap.learner.advantage import group_advantages
-from zerogap.learner.objective import reinforce_zero
+from zerogap.learner.objectives import policy_loss
+from zerogap.learner.objectives.inputs import LEAVES_DENOMINATOR, Mark, TrainedTokens
 from zerogap.learner.optimizer import MasterOptimizer
 from zerogap.learner.packing import pack
-from zerogap.learner.statistics import ratio_statistics, sample_statistics
+from zerogap.learner.statistics import (
+    gradient_weight_statistics,
+    mark_statistics,
+    ratio_statistics,
+    sample_statistics,
+    sequence_statistics,
+)
 from zerogap.model.decoder import Decoder
 from zerogap.trajectory import Trajectory
 
@@ -48,11 +55,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class BackwardOutput:
-    """loss of the step; log_ratios_N fp32 in the order of the batch; rows that went through the model, and how many
-    more would have without shared prefixes."""
+    """loss of the step; log_ratios_N fp32 and marks bool [N] (see LossOutput) in the order of the batch; denominator:
+    tokens that loss and gradient are divided by; rows that went through the model, and how many more would have without
+    shared prefixes."""
 
     loss: float
     log_ratios_N: torch.Tensor
+    marks: dict[Mark, torch.Tensor]
+    denominator: int
     rows: int
     shared_rows: int
 
@@ -71,7 +81,8 @@ class Learner:
     def step(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Train on graded trajectories and return the metrics of the step; version grows by 1.
 
-        A step without a trained token counts, leaves weights and moments alone and has loss 0 (update/skipped 1).
+        A step without a trained token, or whose tokens the objective leaves out one and all, counts, leaves weights and
+        moments alone and has loss 0 (update/skipped 1).
         Raises NonFiniteUpdate, or ValueError on a trajectory that this learner cannot train (wrong temperature,
         reward not finite, token of a later version, no prompt).
         """
@@ -86,15 +97,23 @@ class Learner:
             "loss/policy": output.loss,
             "grad_norm": gradient_norm,
             "tokens/trained": float(batch.tokens),
-            "update/skipped": float(not batch.tokens),
+            "update/skipped": float(not output.denominator),
         }
-        if batch.tokens:
+        if output.denominator:
             metrics["learning_rate"] = self.optimizer.apply(self.version)
+        if batch.tokens:
             metrics["tokens/learner_rows"] = float(output.rows)
             metrics["tokens/shared_rows"] = float(output.shared_rows)
             metrics["throughput/learner_tokens_per_s"] = output.rows / (time.perf_counter() - started)
         self.version += 1
-        return metrics | sample_statistics(batch.groups) | ratio_statistics(output.log_ratios_N, batch.lags_N)
+        return (
+            metrics
+            | sample_statistics(batch.groups)
+            | ratio_statistics(output.log_ratios_N, batch.lags_N)
+            | sequence_statistics(output.log_ratios_N, batch.owners_N)
+            | gradient_weight_statistics(output.log_ratios_N, batch.advantages_N)
+            | mark_statistics(output.marks, batch.owners_N)
+        )
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Batch:
         """Choose what is trained. Advantages come from every graded sample of a group, before anything is left out;
@@ -106,7 +125,8 @@ class Learner:
         groups = list(by_group.values())
         trained: list[tuple[Trajectory, float]] = []
         for group in groups:
-            for trajectory, advantage in zip(group, group_advantages([t.reward for t in group]), strict=True):
+            advantages = group_advantages([t.reward for t in group], self.config.objective.normalize_std)
+            for trajectory, advantage in zip(group, advantages, strict=True):
                 masked = self.config.mask_truncated and trajectory.truncated
                 if advantage is not None and not masked and trajectory.num_sampled:
                     trained.append((trajectory, advantage))
@@ -124,27 +144,39 @@ class Learner:
         )
 
     def backward(self, batch: Batch) -> BackwardOutput:
-        """Add the gradient of the step's loss to the masters. Raises NonFiniteUpdate naming the first bad token."""
+        """Add the gradient of the step's loss to the masters, which must hold none. Raises NonFiniteUpdate naming the
+        first bad token."""
         log_ratios_N, terms_N = torch.empty(batch.tokens), torch.empty(batch.tokens)
+        marks: dict[Mark, torch.Tensor] = {}
         rows = shared_rows = 0
         for micro_batch in pack(batch.trajectories, self.config.micro_batch_tokens):
             trained_N = micro_batch.trained_N
-            output = reinforce_zero(
+            tokens = TrainedTokens(
                 micro_batch.logprobs(self.decoder, self.temperature),
                 batch.behaviour_N[trained_N],
                 batch.advantages_N[trained_N],
+                batch.owners_N[trained_N],  # a micro-batch holds whole sequences (see pack)
                 denominator=batch.tokens,
             )
+            output = policy_loss(tokens, self.config.objective)
             finite_N = torch.isfinite(output.terms_N) & torch.isfinite(output.log_ratios_N)
             if not finite_N.all():
                 first = int(trained_N[~finite_N].min())
                 raise self._loss_error(batch, first, float(output.log_ratios_N[trained_N == first]))
             log_ratios_N[trained_N] = output.log_ratios_N
             terms_N[trained_N] = output.terms_N
+            for mark, marked_N in output.marks.items():
+                marks.setdefault(mark, torch.zeros(batch.tokens, dtype=torch.bool))[trained_N] = marked_N
             rows += micro_batch.rows.num_rows
             shared_rows += micro_batch.shared_rows
             output.loss.backward()
-        return BackwardOutput(float(terms_N.double().sum()), log_ratios_N, rows, shared_rows)
+        loss = float(terms_N.double().sum())
+        left_out = sum(int(marked_N.sum()) for mark, marked_N in marks.items() if mark in LEAVES_DENOMINATOR)
+        denominator = batch.tokens - left_out
+        if left_out and denominator:
+            self.optimizer.scale_gradients(batch.tokens / denominator)
+            loss *= batch.tokens / denominator
+        return BackwardOutput(loss, log_ratios_N, marks, denominator, rows, shared_rows)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         """What a resumed run needs: tensors (see MasterOptimizer.state; live, not copies) and a JSON record."""

@@ -48,6 +48,11 @@ class MasterOptimizer:
     def clear_gradients(self) -> None:
         self.adamw.zero_grad(set_to_none=True)
 
+    def scale_gradients(self, factor: float) -> None:
+        for master in self.masters.values():
+            if master.grad is not None:
+                master.grad.mul_(factor)
+
     def gradient_norm(self) -> float:
         """L2 norm over all gradients; not finite when any of them is not."""
         gradients = [master.grad for master in self.masters.values() if master.grad is not None]

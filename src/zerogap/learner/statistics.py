@@ -5,10 +5,11 @@ A name is present only when something was measured. Means are over tokens unless
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from zerogap.learner.objectives.inputs import Mark
 from zerogap.trajectory import Trajectory
 
 
@@ -41,6 +42,45 @@ def ratio_statistics(log_ratios_N: torch.Tensor, lags_N: torch.Tensor) -> dict[s
     }
     for age in sorted(set(lags_N.tolist())):
         statistics[f"ess/age_{age}"] = effective_sample_size(ratios_N[lags_N == age])
+    return statistics
+
+
+def sequence_statistics(log_ratios_N: torch.Tensor, owners_N: torch.Tensor) -> dict[str, float]:
+    """k1 and k3 as in ratio_statistics, but averaged over each sequence first and then over the sequences, so that a
+    short one counts as much as a long one. owners_N: int64, the sequence of each token."""
+    if not owners_N.numel():
+        return {}
+    log_ratios_N = log_ratios_N.double()
+    lengths_S = torch.bincount(owners_N)
+    present_S = lengths_S > 0
+
+    def mean_of_means(values_N: torch.Tensor) -> float:
+        return float((torch.bincount(owners_N, weights=values_N)[present_S] / lengths_S[present_S]).mean())
+
+    return {
+        "kl_sequence/k1": mean_of_means(-log_ratios_N),
+        "kl_sequence/k3": mean_of_means(log_ratios_N.expm1() - log_ratios_N),
+    }
+
+
+def gradient_weight_statistics(log_ratios_N: torch.Tensor, advantages_N: torch.Tensor) -> dict[str, float]:
+    """Of the sum of |ratio * advantage|, the share that the heaviest 1% of the tokens carry (at least one token). Of
+    raw ratios, whatever the objective makes of them; absent when all weights are 0."""
+    weights_N = log_ratios_N.double().exp() * advantages_N.double().abs()
+    total = float(weights_N.sum())
+    if not total:
+        return {}
+    return {"weight/top1_share": float(weights_N.topk(-(-weights_N.numel() // 100)).values.sum()) / total}
+
+
+def mark_statistics(marks: Mapping[Mark, torch.Tensor], owners_N: torch.Tensor) -> dict[str, float]:
+    """For each thing that the objective did to tokens (marks: bool [N]): the share of the tokens that it did it to, and
+    the share of the sequences that have such a token."""
+    sequences = owners_N.unique().numel()
+    statistics = {}
+    for mark, marked_N in marks.items():
+        statistics[f"{mark}/tokens"] = float(marked_N.double().mean())
+        statistics[f"{mark}/sequences"] = owners_N[marked_N].unique().numel() / sequences
     return statistics
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from zerogap.kernels import Weight, get_kernels
+from zerogap.model.adapter import adapter_refusal
 from zerogap.model.config import DecoderConfig
 from zerogap.model.decoder import Decoder
 
@@ -100,6 +101,8 @@ def check_folder(folder: Path) -> tuple[DecoderConfig, dict[str, str]]:
 
     Raises CheckpointError (missing or broken file, missing or unknown tensor) or UnsupportedModel.
     """
+    if (refusal := adapter_refusal(folder)) is not None:
+        raise CheckpointError(refusal)
     config_json = read_json(folder, "config.json")
     try:
         config = DecoderConfig.from_hf(config_json)

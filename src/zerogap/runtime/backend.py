@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from zerogap.config import Recipe
 from zerogap.env.task import Example
+from zerogap.runtime.living import Living
 from zerogap.trajectory import GroupRequest, Trajectory
 
 Item = tuple[GroupRequest, Example]
@@ -116,8 +117,11 @@ class Backend(Protocol):
         """Hand groups to the engines. Each comes back exactly once, from `wait`, in any order."""
         ...
 
-    def train(self, groups: list[FinishedGroup]) -> None:
-        """Start one update on these groups; its end arrives from `wait`. Only while no other update runs."""
+    def train(self, groups: list[FinishedGroup], living: Living) -> None:
+        """Start one update on these groups; its end arrives from `wait`. Only while no other update runs.
+
+        living: the weight versions that other groups may name (for the audit's weight store).
+        """
         ...
 
     def wait(self, timeout_s: float) -> Events:

@@ -9,6 +9,7 @@ from typing import Any
 from zerogap.runtime.backend import EngineStats, Events, FinishedGroup, Item, RunSetup, Update, Weights
 from zerogap.runtime.identity import check_identities
 from zerogap.runtime.learner_worker import LearnerWorker
+from zerogap.runtime.living import Living
 from zerogap.runtime.rollout_worker import RolloutWorker, build_rollout_worker
 
 
@@ -34,13 +35,13 @@ class InlineBackend:
         for request, example in items:
             self.workers[request.group_id % len(self.workers)].submit([(request, example)])
 
-    def train(self, groups: list[FinishedGroup]) -> None:
+    def train(self, groups: list[FinishedGroup], living: Living) -> None:
         if self._engine_steps is None:
             self._drain()
         else:
             for _ in range(self._engine_steps):
                 self._step_all()
-        self._update = self.learner.update(groups)
+        self._update = self.learner.update(groups, living)
 
     def wait(self, timeout_s: float) -> Events:
         """timeout_s has no meaning here: nothing to do is a deadlock at once (empty events)."""

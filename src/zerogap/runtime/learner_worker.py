@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerogap.gaps.bitwise import BitsReport, check_bits, choose_groups
+from zerogap.gaps.split import Split, choose_groups, gap_statistics, split_tokens
 from zerogap.kernels.native import keep_memory
 from zerogap.learner.learner import Learner
 from zerogap.model.checkpoint import load_decoder, save_decoder
@@ -17,6 +17,7 @@ from zerogap.model.decoder import Decoder, snapshot_digest
 from zerogap.runtime.backend import BitsUnequal, FinishedGroup, RunFailed, RunSetup, Update, Weights
 from zerogap.runtime.checkpoint import load_trainer, save_checkpoint
 from zerogap.runtime.identity import Identity
+from zerogap.runtime.living import Living
 from zerogap.runtime.transfer import to_arrays
 from zerogap.runtime.weight_store import WeightStore
 from zerogap.trajectory import Trajectory
@@ -41,15 +42,20 @@ class LearnerWorker:
                 f"checkpoint {setup.trainer_folder} holds version {self.learner.version}, not {setup.start_version}"
             )
         self._contract = self.decoder.contract_digest()
-        self._store = WeightStore(recipe.train.lag)
-        self._newest = self._snapshot()
+        self._newest = self.decoder.snapshot()
+        self._store: WeightStore | None = None  # nothing is kept when nothing is audited
+        if recipe.audit.share > 0:
+            self._store = WeightStore(setup.run_dir, recipe.audit.weights_memory_mb, self.learner.version, self._newest)
 
     def weights(self) -> Weights:
         """The newest version, as numpy arrays that share memory with the stored snapshot (which never changes)."""
         return Weights(self.learner.version, snapshot_digest(self._newest), to_arrays(self._newest))
 
-    def update(self, groups: list[FinishedGroup]) -> Update:
-        """Audit, then one optimizer step. Raises BitsUnequal, RunFailed, or NonFiniteUpdate."""
+    def update(self, groups: list[FinishedGroup], living: Living) -> Update:
+        """Audit, then one optimizer step. living: the versions that other groups may name, which are kept.
+
+        Raises BitsUnequal, RunFailed, or NonFiniteUpdate.
+        """
         started = time.perf_counter()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         self._refuse_foreign(trajectories)
@@ -63,7 +69,10 @@ class LearnerWorker:
         metrics: dict[str, Any] = self._audit(groups)
         audited = time.perf_counter()
         metrics |= self.learner.step(trajectories)
-        self._newest = self._snapshot()
+        self._newest = self.decoder.snapshot()
+        if self._store is not None:
+            self._store.put(self.learner.version, self._newest, living)
+            metrics |= self._store.metrics()
         metrics |= {f"errors/{name}": count for name, count in sorted(errors.items())}
         metrics |= {"time/audit_s": audited - started, "time/update_s": time.perf_counter() - audited}
         return Update(self.learner.version, metrics, self.weights())
@@ -77,30 +86,25 @@ class LearnerWorker:
     def identity(self) -> Identity:
         return Identity.of(self.decoder, self.learner.version)
 
-    def _snapshot(self) -> dict[str, torch.Tensor]:
-        snapshot = self.decoder.snapshot()
-        if self.setup.recipe.audit.share > 0:
-            self._store.put(self.learner.version, snapshot)
-        return snapshot
-
     def _audit(self, groups: list[FinishedGroup]) -> dict[str, Any]:
         recipe = self.setup.recipe
         aligned = recipe.model.kernels == "aligned"
         chosen = choose_groups([group.group_id for group in groups], recipe.audit.share)
-        if not chosen:
+        if self._store is None or not chosen:
             return {"aligned": aligned}
-        report = check_bits(
+        split = split_tokens(
             self.decoder,
             self._store,
             [trajectory for group in groups if group.group_id in chosen for trajectory in group.trajectories],
+            self.learner.version,
             recipe.learner.micro_batch_tokens,
         )
-        if report.unequal and aligned and recipe.audit.on_unequal == "stop":
-            raise BitsUnequal(_alarm(report))
+        if split.unequal and aligned and recipe.audit.on_unequal == "stop":
+            raise BitsUnequal(_alarm(split))
         metrics: dict[str, Any] = {"aligned": aligned}
-        metrics |= {"bitwise/checked": report.checked, "bitwise/unequal": report.unequal}
-        if report.first is not None:
-            metrics["bitwise/first_unequal"] = str(report.first)
+        metrics |= {"bitwise/checked": split.checked, "bitwise/unequal": split.unequal} | gap_statistics(split)
+        if split.unequal:
+            metrics["bitwise/first_unequal"] = str(split.first_unequal())
         return metrics
 
     def _refuse_foreign(self, trajectories: list[Trajectory]) -> None:
@@ -121,9 +125,9 @@ def _error_class(error: str) -> str:
     return name if name.isidentifier() else "other"
 
 
-def _alarm(report: BitsReport) -> str:
+def _alarm(split: Split) -> str:
     return (
-        f"{report.unequal} of {report.checked} audited tokens are not reproduced bit for bit by the learner with the "
-        f"weights of their own version. First: {report.first}. Engine and learner differ in kernels, or an engine "
-        "sampled with other weights than it says (audit.on_unequal: warn goes on regardless)"
+        f"{split.unequal} of {split.checked} audited tokens are not reproduced bit for bit by the learner with the "
+        f"weights of their own version. First: {split.first_unequal()}. Engine and learner differ in kernels, or an "
+        "engine sampled with other weights than it says (audit.on_unequal: warn goes on regardless)"
     )

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from zerogap.runtime.admission import Admission
 from zerogap.runtime.backend import Backend, EngineStats, FinishedGroup, Item, RunFailed
+from zerogap.runtime.living import Living
 from zerogap.runtime.queue import TrajectoryQueue
 
 OnUpdate = Callable[[int, dict[str, Any], list[FinishedGroup]], None]
@@ -42,7 +43,7 @@ def run_loop(
     is idle (so it may ask the backend to save). Raises RunFailed when nothing happens for timeout_s.
     """
     queue = TrajectoryQueue(admission.groups_per_update, version * admission.groups_per_update)
-    in_flight: set[int] = set()
+    in_flight: dict[int, int] = {}  # group -> its min_version
     training: list[FinishedGroup] = []  # the batch that the learner works on; empty while it is idle
     meter = _Meter(backend.stats())
 
@@ -51,22 +52,22 @@ def run_loop(
         items = [prompts.request(group, admission.min_version(group)) for group in admission.admit(version)]
         if items:
             backend.submit(items)
-            in_flight.update(request.group_id for request, _ in items)
+            in_flight.update((request.group_id, request.min_version) for request, _ in items)
 
         # Consumer: the next batch in line, once all of it is there.
         if not training and queue.ready:
             training = queue.take()
             admission.check(training, version)
-            backend.train(training)
+            backend.train(training, Living(queue.versions(), min(in_flight.values(), default=None)))
 
         # Wait for either side.
         waited_from = time.monotonic()
         events = backend.wait(timeout_s)
         meter.waited(time.monotonic() - waited_from, learner_idle=not training, engines_idle=not in_flight)
         if not events:
-            raise RunFailed(_stuck(timeout_s, version, bool(training), queue.missing(), in_flight))
+            raise RunFailed(_stuck(timeout_s, version, bool(training), queue.missing(), sorted(in_flight)))
         for group in events.finished:
-            in_flight.remove(group.group_id)
+            del in_flight[group.group_id]
             queue.put(group)
 
         # An update ended: publish first (engines go on), then everything that is only record keeping.
@@ -82,7 +83,6 @@ def run_loop(
                 "queue/finished": len(queue),
                 "prompts/skipped": prompts.skipped,
                 "dropped": 0,  # nothing generated is thrown away: see admission.py
-                "rejected/tokens": 0,
             }
             groups, training = training, []
             on_update(version, metrics, groups)
@@ -125,10 +125,10 @@ class _Meter:
         return metrics
 
 
-def _stuck(timeout_s: float, version: int, training: bool, missing: list[int], in_flight: set[int]) -> str:
+def _stuck(timeout_s: float, version: int, training: bool, missing: list[int], in_flight: list[int]) -> str:
     waits_for = f"the learner's update of version {version}" if training else f"groups {missing} of the next batch"
     return (
         f"nothing happened for {timeout_s:g} s (runtime.timeout_s): the loop at version {version} waits for "
-        f"{waits_for}; groups with the engines: {sorted(in_flight)}; see the logs folder "
+        f"{waits_for}; groups with the engines: {in_flight}; see the logs folder "
         "of the run, or raise runtime.timeout_s"
     )

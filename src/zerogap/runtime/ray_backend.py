@@ -25,6 +25,7 @@ import zerogap
 from zerogap.config import Recipe
 from zerogap.runtime.backend import EngineStats, Events, FinishedGroup, Item, RunFailed, RunSetup, Update, Weights
 from zerogap.runtime.identity import check_identities
+from zerogap.runtime.living import Living
 from zerogap.runtime.worker import LearnerActor, Report, RolloutActor
 
 RAY_ENVIRONMENT = {
@@ -98,8 +99,8 @@ class RayBackend:
         for index, batch in batches.items():
             self._engines[index].actor.submit.remote(batch)
 
-    def train(self, groups: list[FinishedGroup]) -> None:
-        self._update = self._learner.update.remote(groups)
+    def train(self, groups: list[FinishedGroup], living: Living) -> None:
+        self._update = self._learner.update.remote(groups, living)
 
     def wait(self, timeout_s: float) -> Events:
         deadline = time.monotonic() + timeout_s

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -82,8 +83,8 @@ def summarize(run_dir: Path, seconds: float, final_model: Path, kernels: str, dt
     """The figures of summary.json, from all lines of metrics.jsonl (a resumed run's earlier ones included).
 
     reward_first and reward_last are means over the first and last 10% of updates; rates are sampled tokens over the
-    time in engines, and rows through the model (prompts included) over the time in updates. What was never measured is
-    null.
+    time in engines, and rows through the model (prompts included) over the time in updates. ratio_dev_peak and
+    ratio_chi2_peak are the largest value of any update over the median of all. What was never measured is null.
     """
     lines = read_metrics(run_dir)
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
@@ -96,6 +97,8 @@ def summarize(run_dir: Path, seconds: float, final_model: Path, kernels: str, dt
         "bits_checked": sum(line.get("bitwise/checked", 0) for line in lines),
         "bits_unequal": sum(line.get("bitwise/unequal", 0) for line in lines),
         "lag_max": int(max((line["lag/max"] for line in lines if "lag/max" in line), default=0)),
+        "ratio_dev_peak": _peak_to_median([line["ratio/dev"] for line in lines if "ratio/dev" in line]),
+        "ratio_chi2_peak": _peak_to_median([line["ratio/chi2"] for line in lines if "ratio/chi2" in line]),
         "dropped": sum(line["dropped"] for line in lines),
         "engine_tokens_per_s": _rate(lines, "tokens/sampled", "throughput/engine_tokens_per_s"),
         "learner_tokens_per_s": _rate(lines, "tokens/learner_rows", "throughput/learner_tokens_per_s"),
@@ -138,6 +141,12 @@ def _keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> dict[st
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _peak_to_median(values: Sequence[float]) -> float | None:
+    """None where the median is 0 (a run whose ratios are exactly 1)."""
+    median = statistics.median(values) if values else 0.0
+    return max(values) / median if median else None
 
 
 def _rate(lines: Sequence[dict[str, Any]], tokens: str, rate: str) -> float | None:

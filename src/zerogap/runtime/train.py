@@ -25,6 +25,7 @@ from zerogap.runtime.observer import Observer
 from zerogap.runtime.prompts import PromptSource
 from zerogap.runtime.records import SUMMARY, Records, summarize, write_atomically
 from zerogap.runtime.start import Start, absolute_paths, fresh_start, prepare_prompts, resumed_start
+from zerogap.runtime.weight_store import remove_stored_weights
 
 BuildBackend = Callable[[RunSetup], Backend]
 
@@ -55,6 +56,7 @@ def train(
         start = resumed_start(recipe, run_dir) if resume else fresh_start(recipe, run_dir, observer)
         if resume:
             remove_leftovers(run_dir)
+            remove_stored_weights(run_dir)
         with _driver_log(run_dir):
             prompts, setup = prepare_prompts(recipe, run_dir, task, start)
             observer.stage("starting engines and learner")
@@ -67,6 +69,7 @@ def train(
                 raise
             finally:
                 backend.close()
+                remove_stored_weights(run_dir)
 
 
 class _Run:

@@ -20,6 +20,7 @@ import torch
 
 from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Update, Weights
 from zerogap.runtime.identity import Identity
+from zerogap.runtime.living import Living
 
 POLL_S = 1.0  # a poll without news returns after this long, so that a lost worker is noticed
 
@@ -116,9 +117,9 @@ class LearnerActor:
     def identity(self) -> Identity:
         return self._worker.identity()
 
-    def update(self, groups: list[FinishedGroup]) -> Update:
+    def update(self, groups: list[FinishedGroup], living: Living) -> Update:
         try:
-            update = self._worker.update(groups)
+            update = self._worker.update(groups, living)
         except Exception:
             log.exception("the update failed")
             raise
