@@ -79,15 +79,17 @@ def analyse(rescored: Rescored, decode: Callable[[Sequence[int]], str] | None) -
         unequal=split.unequal,
         non_finite=[(lines[owner], position) for owner, position in bad],
         lag_measured=rescored.lag_measured,
-        statistics={name: value for name, value in statistics.items() if rescored.lag_measured or not _of_lag(name)},
-        tables=_tables(kept, rescored.lag_measured),
+        statistics={name: value for name, value in statistics.items() if _measured(name, rescored)},
+        tables=_tables(kept, rescored.ages_known),
         worst=_worst(kept, lines, decode),
     )
 
 
-def _of_lag(name: str) -> bool:
-    """Means nothing without a second model: LAG itself, and ages."""
-    return name.startswith(("lag/", "gap/lag/", "ess/age_")) or "/age_" in name
+def _measured(name: str, rescored: Rescored) -> bool:
+    """False for LAG without a second model, and for ages without its version."""
+    if name.startswith(("lag/", "ess/age_")) or "/age_" in name:
+        return rescored.ages_known
+    return rescored.lag_measured or not name.startswith("gap/lag/")
 
 
 def _select(split: Split, chosen_N: torch.Tensor) -> Split:
@@ -95,7 +97,7 @@ def _select(split: Split, chosen_N: torch.Tensor) -> Split:
     return Split(split.trajectories, split.version, *(tensor[chosen_N] for tensor in tensors))
 
 
-def _tables(split: Split, lag_measured: bool) -> dict[str, list[Row]]:
+def _tables(split: Split, ages_known: bool) -> dict[str, list[Row]]:
     places_N = sampled_index(split)
     lengths = [trajectory.num_sampled for trajectory in split.trajectories]
     owners = split.owners_N.tolist()
@@ -105,7 +107,7 @@ def _tables(split: Split, lag_measured: bool) -> dict[str, list[Row]]:
         "version": [(version, str(version)) for version in split.versions_N.tolist()],
         "finish reason": [(0, split.trajectories[owner].finish_reason) for owner in owners],
     }
-    if lag_measured:
+    if ages_known:
         labels["age"] = [(age, str(age)) for age in (split.version - split.versions_N).tolist()]
     return {by: _rows(split, values) for by, values in labels.items()}
 

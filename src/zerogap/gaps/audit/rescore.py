@@ -48,16 +48,27 @@ class FolderWeights:
 @dataclass(frozen=True)
 class Rescored:
     """rollouts: as they were read. split: their sampled tokens, versions as in the file; its LAG is 0 where it was not
-    measured. lag_measured: there was a second model."""
+    measured. lag_measured: there was a second model. ages_known: its version, too. behaviour: the model on the weights
+    that sampled the tokens of behaviour_version (None: all tokens)."""
 
     rollouts: Sequence[Rollout]
     split: Split
     lag_measured: bool
+    ages_known: bool
+    behaviour: Decoder
+    behaviour_version: int | None
 
     @property
     def finite_N(self) -> torch.Tensor:
         """bool: the recorded log-probability is a finite number."""
         return self.split.recorded_N.isfinite()
+
+    @property
+    def of_behaviour_N(self) -> torch.Tensor:
+        """bool: finite, and sampled with the weights of `behaviour`."""
+        if self.behaviour_version is None:
+            return self.finite_N
+        return self.finite_N & (self.split.versions_N == self.behaviour_version)
 
 
 def rescore(
@@ -93,7 +104,16 @@ def rescore(
             asked = members if key is not None else [_only(t, version) for t in members]
             parts.append((torch.tensor(chosen), split_tokens(decoder, weights, asked, version, token_budget)))
         progress(len(chosen))
-    return Rescored(rollouts, _joined(rollouts, parts, models.learner_version), models.learner is not None)
+    split = _joined(rollouts, parts, models.learner_version)
+    most = int(split.versions_N.mode().values) if by_number else BEHAVIOUR
+    return Rescored(
+        rollouts,
+        split,
+        models.learner is not None,
+        models.learner is not None and models.learner_version is not None,
+        decoder.view(dict(weights[most])),
+        most if by_number else None,
+    )
 
 
 def _joined(rollouts: Sequence[Rollout], parts: list[tuple[torch.Tensor, Split]], version: int | None) -> Split:
