@@ -30,7 +30,7 @@ def show(answer: Mapping[str, Any]) -> None:
     for finding in answer["findings"]:
         console.print(Text(f"{finding['explained']:.1%} explained by {finding['cause']}: {finding['evidence']}"))
     for by, rows in answer["tables"].items():
-        table = Table(by, "tokens", "unequal", "mean |log-ratio|", "KERNEL part", "largest")
+        table = Table(by, "tokens", "unequal", "mean |log-ratio|", "KERNEL part", "largest", title=f"by {by}")
         for row in rows:
             numbers = (f"{row[key]:.3g}" for key in ("gap", "kernel", "worst"))
             table.add_row(row["group"], f"{row['tokens']:,}", f"{row['unequal']:,}", *numbers)

@@ -34,10 +34,10 @@ def take_probe(rescored: Rescored) -> Probe:
     """Tokens of a few rollouts, spread over the file."""
     split, wanted_N = rescored.split, rescored.of_behaviour_N
     owners = split.owners_N[wanted_N].unique()
-    owners = owners[torch.linspace(0, owners.numel() - 1, min(ROLLOUTS, owners.numel())).long()]
+    owners = _spread(owners, ROLLOUTS)
     wanted_N = wanted_N & torch.isin(split.owners_N, owners)
     indices = wanted_N.nonzero()[:, 0]
-    indices = indices[torch.linspace(0, indices.numel() - 1, min(TOKENS, indices.numel())).long()]
+    indices = _spread(indices, TOKENS)
     trajectories = []
     for owner in owners.tolist():
         trajectory = split.trajectories[owner]
@@ -60,13 +60,15 @@ def gaps_behind_other_prompts(rescored: Rescored) -> list[tuple[float, float]]:
     of it behind any of the prompts that stand nearest in the file. Empty where all prompts are the same."""
     split = rescored.split
     owners = split.owners_N[rescored.of_behaviour_N].unique()
-    owners = owners[torch.linspace(0, owners.numel() - 1, min(PAIRED, owners.numel())).long()]
+    owners = _spread(owners, PAIRED)
     prompts = [tuple(t.token_ids[: t.loss_mask.index(1)]) for t in split.trajectories]
     gaps = []
     for owner in owners.tolist():
         trajectory, own = split.trajectories[owner], prompts[owner]
         nearest = sorted(range(len(prompts)), key=lambda other: abs(other - owner))
-        others = list(dict.fromkeys(prompts[other] for other in nearest if prompts[other] != own))[:PROMPTS]
+        room = rescored.behaviour.config.max_position_embeddings - ANSWER
+        fitting = (prompts[other] for other in nearest if prompts[other] != own and len(prompts[other]) <= room)
+        others = list(dict.fromkeys(fitting))[:PROMPTS]
         end = len(own) + ANSWER
         finite = set(split.positions_N[rescored.of_behaviour_N & (split.owners_N == owner)].tolist())
         asked = [position for position in range(len(own), min(end, len(trajectory.token_ids))) if position in finite]
@@ -87,3 +89,9 @@ def gaps_behind_other_prompts(rescored: Rescored) -> list[tuple[float, float]]:
         found = [float((scores - recorded).abs().mean()) for scores in score(rescored.behaviour, tried, ROWS)]
         gaps.append((found[0], min(found[1:])))
     return gaps
+
+
+def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
+    """At most so many of them, evenly spread, each once."""
+    count = min(most, values.numel())
+    return values[torch.arange(count) * values.numel() // max(count, 1)]

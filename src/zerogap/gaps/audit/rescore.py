@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from zerogap.gaps.audit.schema import Rollout, RolloutFileError
-from zerogap.gaps.split import Split, split_tokens
+from zerogap.gaps.split import Split, only_version, split_tokens
 from zerogap.model.checkpoint import load_decoder
 from zerogap.model.decoder import Decoder
 from zerogap.trajectory import NOT_SAMPLED, Trajectory
@@ -88,11 +88,13 @@ def rescore(
     folders = {number: folder for number, folder in models.behaviour.items() if number is not None}
     if not by_number:
         folders = {BEHAVIOUR: models.behaviour[None]}
-    key = (max(folders) + 1 if by_number else LEARNER) if models.learner is not None else None
-    if models.learner is not None and key is not None:
-        folders[key] = models.learner
+    key = None
+    if models.learner is not None:
+        key = (max(folders) + 1 if models.learner_version is None else models.learner_version) if by_number else LEARNER
+        folders.setdefault(key, models.learner)
+    known = {*models.behaviour, models.learner_version} if by_number else None
     decoder = load_decoder(next(iter(folders.values())), kernels, dtype)
-    _check(rollouts, decoder, set(folders) if by_number else None)
+    _check(rollouts, decoder, known)
     weights = FolderWeights(folders, kernels, dtype)
     trajectories = [r.trajectory if by_number else _relabelled(r.trajectory) for r in rollouts]
     order = sorted(range(len(rollouts)), key=lambda i: max(trajectories[i].versions))  # so that weights load once
@@ -101,7 +103,7 @@ def rescore(
         chosen = order[start : start + CHUNK]
         members = [trajectories[i] for i in chosen]
         for version in [key] if key is not None else sorted({v for t in members for v in t.versions} - {NOT_SAMPLED}):
-            asked = members if key is not None else [_only(t, version) for t in members]
+            asked = members if key is not None else [only_version(t, version) for t in members]
             parts.append((torch.tensor(chosen), split_tokens(decoder, weights, asked, version, token_budget)))
         progress(len(chosen))
     split = _joined(rollouts, parts, models.learner_version)
@@ -120,8 +122,7 @@ def _joined(rollouts: Sequence[Rollout], parts: list[tuple[torch.Tensor, Split]]
     """One split over all rollouts in file order, with the versions of the file."""
     owners_N = torch.cat([chosen[split.owners_N] for chosen, split in parts])
     positions_N = torch.cat([split.positions_N for _, split in parts])
-    order = sorted(range(owners_N.numel()), key=lambda i: (int(owners_N[i]), int(positions_N[i])))
-    order_N = torch.tensor(order, dtype=torch.int64)
+    order_N = (owners_N * (int(positions_N.max()) + 1) + positions_N).argsort()
     owners_N, positions_N = owners_N[order_N], positions_N[order_N]
     trajectories = [rollout.trajectory for rollout in rollouts]
     places = zip(owners_N.tolist(), positions_N.tolist(), strict=True)
@@ -138,7 +139,7 @@ def _joined(rollouts: Sequence[Rollout], parts: list[tuple[torch.Tensor, Split]]
     )
 
 
-def _check(rollouts: Sequence[Rollout], decoder: Decoder, versions: set[int] | None) -> None:
+def _check(rollouts: Sequence[Rollout], decoder: Decoder, versions: set[int | None] | None) -> None:
     for rollout in rollouts:
         ids, limit = rollout.trajectory.token_ids, decoder.config.max_position_embeddings
         wrong = next((position for position, token in enumerate(ids) if token >= decoder.vocab), None)
@@ -159,9 +160,3 @@ def _check(rollouts: Sequence[Rollout], decoder: Decoder, versions: set[int] | N
 
 def _relabelled(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, versions=[BEHAVIOUR if m else NOT_SAMPLED for m in trajectory.loss_mask])
-
-
-def _only(trajectory: Trajectory, version: int) -> Trajectory:
-    """The same tokens; only those of this version count as sampled."""
-    pairs = zip(trajectory.loss_mask, trajectory.versions, strict=True)
-    return replace(trajectory, loss_mask=[int(sampled and own == version) for sampled, own in pairs])
