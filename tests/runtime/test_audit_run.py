@@ -17,7 +17,7 @@ def test_a_run_is_audited_from_its_checkpoints(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    train(tiny_recipe(tiny_model, train__lag=1, checkpoint__every=1, checkpoint__keep=2), run)
+    train(tiny_recipe(tiny_model, train__lag=1, checkpoint__every=1, checkpoint__keep=3), run)
     kept = {int(folder.name.removeprefix("step-")) for folder in checkpoints(run)}
     versions = [v for t in trajectories(run) for v, m in zip(t["versions"], t["loss_mask"], strict=True) if m]
     capsys.readouterr()
