@@ -20,6 +20,7 @@ COMMANDS = {
     "train": ("train", "train a language model by asynchronous REINFORCE Zero"),
     "sft": ("sft", "warm start: supervised steps on worked solutions of the recipe's task"),
     "eval": ("eval", "mean reward of a model on a task"),
+    "audit": ("audit", "rollouts of a run or of any engine: unequal bits, both gaps, the cause"),
     "model create": ("model_create", "make a small decoder with random weights and a tokenizer"),
     "model fetch": ("model_fetch", "download a small model into the cache"),
     "model info": ("model_info", "what a model folder holds and whether zerogap can run it"),
@@ -31,7 +32,15 @@ COMMANDS = {
 }
 
 # By name, since most of these classes live in modules that --help must not load.
-BAD_INPUT = ("BadInput", "RecipeError", "TaskError", "CheckpointError", "UnsupportedModel", "RunFolderError")
+BAD_INPUT = (
+    "BadInput",
+    "RecipeError",
+    "TaskError",
+    "CheckpointError",
+    "UnsupportedModel",
+    "RunFolderError",
+    "RolloutFileError",
+)
 
 EXAMPLES = """examples:
   zerogap doctor

@@ -137,7 +137,7 @@ def split_tokens(
     current = decoder.view(dict(snapshots[version]))
     for own_version in versions_N.unique().tolist():
         named_N = versions_N == own_version
-        members = [_only(trajectories[o], own_version) for o in owners_N[named_N].unique().tolist()]
+        members = [only_version(trajectories[o], own_version) for o in owners_N[named_N].unique().tolist()]
         own = current if own_version == version else decoder.view(dict(snapshots[own_version]))
         own_N[named_N] = torch.cat(score(own, members, token_budget))
         current_N[named_N] = (
@@ -166,7 +166,7 @@ def gap_statistics(split: Split) -> dict[str, float]:
     return statistics
 
 
-def _only(trajectory: Trajectory, version: int) -> Trajectory:
+def only_version(trajectory: Trajectory, version: int) -> Trajectory:
     """The same tokens; only those of this version count as sampled."""
     pairs = zip(trajectory.loss_mask, trajectory.versions, strict=True)
     return replace(trajectory, loss_mask=[int(sampled and v == version) for sampled, v in pairs])

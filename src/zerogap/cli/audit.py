@@ -1,0 +1,162 @@
+"""`zerogap audit`: rollouts of a run or of any engine against the learner's own numbers; both gaps, and the cause."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerogap.cli.arguments import command_parser
+from zerogap.cli.errors import BadInput
+
+if TYPE_CHECKING:
+    from zerogap.gaps.audit.rescore import Models
+
+TOKEN_BUDGET = 4096  # packed rows per forward: memory, not bits
+
+EXAMPLES = """  zerogap audit runs/tiny
+      a run folder: tokens whose weights are still there as a checkpoint
+  zerogap audit rollouts.jsonl --model FOLDER
+      rollouts of any engine against the weights that sampled them: KERNEL
+  zerogap audit rollouts.parquet --model TRAINED --behaviour-model SAMPLED --temperature 0.7
+      two models: weight lag and KERNEL, told apart
+  zerogap audit rollouts.jsonl --model 5=V5 --behaviour-model 3=V3 --behaviour-model 4=V4 --html audit.html
+      several versions, as the file names them; docs/audit.md has the format"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    description = (
+        "Score sampled tokens again with the learner's forward, compare with what the engine recorded, bit by bit,\n"
+        "and say what the gap is: weight lag (LAG), or anything else between the two (KERNEL), and its cause.\n"
+        "Exit code 0: the audit is done, whatever it found (--json has the counts); 2: the input does not fit."
+    )
+    parser = command_parser("audit", description, EXAMPLES)
+    parser.add_argument("source", metavar="RUN|FILE", help="a run folder, or rollouts as .jsonl or .parquet")
+    parser.add_argument("--model", metavar="[V=]DIR", help="the weights that are trained (alone: that sampled, too)")
+    parser.add_argument(
+        "--behaviour-model", action="append", default=[], metavar="[V=]DIR", help="the weights that sampled"
+    )
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of records without one (1.0)")
+    parser.add_argument("--kernels", choices=("aligned", "standard"), help="default aligned; of a run: its own")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default float32; of a run: its own")
+    importers = ("auto", "zerogap", "prime-rl", "verl", "trl", "trl-batch")
+    parser.add_argument("--importer", choices=importers, default="auto", help="format of the file (default auto)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all)")
+    parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file, too")
+    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    source = Path(args.source)
+    if not source.exists():
+        raise BadInput(f"{source} does not exist; give a run folder or a file of rollouts")
+    threads = len(os.sched_getaffinity(0)) if args.threads is None else args.threads
+    if threads < 1:
+        raise BadInput(f"--threads {threads} must be at least 1")
+    if args.temperature < 0:
+        raise BadInput(f"--temperature {args.temperature} must be at least 0")
+    if source.is_file():
+        models = _models(args)
+
+    import torch
+
+    from zerogap.gaps.audit.analysis import analyse
+    from zerogap.gaps.audit.diagnosis import diagnose
+    from zerogap.gaps.audit.importers import read_rollouts
+    from zerogap.gaps.audit.rescore import rescore
+    from zerogap.gaps.audit.run_folder import read_run
+    from zerogap.gaps.audit.verdict import verdict
+
+    torch.set_num_threads(threads)
+    left_out, kernels, dtype = 0, args.kernels or "aligned", args.dtype or "float32"
+    if source.is_dir():
+        if args.model or args.behaviour_model:
+            raise BadInput(f"{source} is a run folder and has its own weights; give the file in it to use --model")
+        found = read_run(source)
+        rollouts, models, left_out = found.rollouts, found.models, found.left_out
+        kernels, dtype = args.kernels or found.kernels, args.dtype or found.dtype
+    else:
+        rollouts = read_rollouts(source, args.importer, args.temperature)
+    with _progress_bar(len(rollouts)) as advance:
+        rescored = rescore(rollouts, models, kernels, dtype, TOKEN_BUDGET, advance)
+    report = analyse(rescored, _decoder_of_text(models))
+    findings = diagnose(rescored)
+    text = verdict(report, findings)
+    answer = {
+        "source": str(source),
+        "verdict": text,
+        "kernels": kernels,
+        "dtype": dtype,
+        "tokens_without_weights": left_out,
+        **report.to_dict(),
+        "findings": [vars(finding) for finding in findings],
+    }
+    if args.html is not None:
+        from zerogap.gaps.audit.report_html import to_html
+
+        Path(args.html).write_text(to_html(answer), encoding="utf-8")
+    if args.json:
+        print(json.dumps(answer))
+    else:
+        from zerogap.cli.audit_text import show
+
+        show(answer)
+    return 0
+
+
+def _models(args: argparse.Namespace) -> Models:
+    """--model and --behaviour-model, each folder checked. BadInput where the two do not fit together."""
+    from zerogap.cli.preflight import read_model_config
+    from zerogap.gaps.audit.rescore import Models
+
+    if args.model is None:
+        raise BadInput("--model was not given: the folder of the weights to compare with")
+    learner_version, learner = _folder(args.model)
+    behaviour = dict(_folder(text) for text in args.behaviour_model)
+    if len(behaviour) != len(args.behaviour_model) or (None in behaviour and len(behaviour) > 1):
+        raise BadInput("--behaviour-model: several folders need a version each, every version once: 3=DIR 4=DIR")
+    for key, folder in (("--model", learner), *(("--behaviour-model", folder) for folder in behaviour.values())):
+        read_model_config(folder, key)
+    if not behaviour:
+        return Models({learner_version: learner})
+    return Models(behaviour, learner, learner_version)
+
+
+def _folder(text: str) -> tuple[int | None, Path]:
+    """`3=DIR` -> (3, DIR); `DIR` -> (None, DIR)."""
+    number, separator, folder = text.partition("=")
+    return (int(number), Path(folder)) if separator and number.isdigit() else (None, Path(text))
+
+
+def _decoder_of_text(models: Models) -> Callable[[Sequence[int]], str] | None:
+    from zerogap.model.checkpoint import read_tokenizer
+
+    tokenizer = read_tokenizer(next(iter(models.behaviour.values())))
+    if tokenizer is None:
+        return None
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[Callable[[int], Any]]:
+    """A bar on stderr while it is a terminal; yields the function that advances it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("rollouts scored", total=total)
+        yield lambda count: progress.advance(bar, count)

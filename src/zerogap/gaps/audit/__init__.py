@@ -1,0 +1,1 @@
+"""Audit of rollouts from any engine: read, score again, tell the two gaps apart, name the cause."""

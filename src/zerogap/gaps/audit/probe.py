@@ -1,0 +1,97 @@
+"""A small sample of an audit's tokens with everything that the model says of them, for hypotheses about the cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from zerogap.gaps.audit.rescore import Rescored
+from zerogap.learner.packing import pack, score
+
+TOKENS, ROLLOUTS = 256, 8  # most of a probe: its logits take 4 bytes * 256 * vocabulary
+ROWS = 2048  # per forward
+PAIRED, PROMPTS, ANSWER = 3, 8, 32  # how much is tried behind other prompts
+
+
+@dataclass(frozen=True)
+class Probe:
+    """S sampled tokens. logits_SV: fp32, before any temperature. targets_S: int64, the tokens.
+    recorded_S: fp32, the engine's log-probabilities. temperatures_S: fp32, as the file has them (greedy: 1)."""
+
+    logits_SV: torch.Tensor
+    targets_S: torch.Tensor
+    recorded_S: torch.Tensor
+    temperatures_S: torch.Tensor
+
+    def distributions(self, temperatures_S: torch.Tensor) -> torch.Tensor:
+        """fp32 [S, V]: log-probabilities at these temperatures."""
+        return (self.logits_SV / temperatures_S[:, None]).log_softmax(-1)
+
+
+@torch.no_grad()
+def take_probe(rescored: Rescored) -> Probe:
+    """Tokens of a few rollouts, spread over the file."""
+    split, wanted_N = rescored.split, rescored.of_behaviour_N
+    owners = split.owners_N[wanted_N].unique()
+    owners = _spread(owners, ROLLOUTS)
+    wanted_N = wanted_N & torch.isin(split.owners_N, owners)
+    indices = wanted_N.nonzero()[:, 0]
+    indices = _spread(indices, TOKENS)
+    trajectories = []
+    for owner in owners.tolist():
+        trajectory = split.trajectories[owner]
+        positions = set(split.positions_N[indices[split.owners_N[indices] == owner]].tolist())
+        mask = [int(position in positions) for position in range(len(trajectory.token_ids))]
+        trajectories.append(replace(trajectory, loss_mask=mask))
+    model = rescored.behaviour
+    logits_SV = torch.empty(indices.numel(), model.vocab)
+    targets_S = torch.empty(indices.numel(), dtype=torch.int64)
+    for batch in pack(trajectories, ROWS):
+        hidden_TH = model.hidden(batch.tokens_T, batch.rows, None)
+        logits_SV[batch.trained_N] = model.logits(hidden_TH.index_select(0, batch.rows_N)).float()[:, : model.vocab]
+        targets_S[batch.trained_N] = batch.targets_N
+    temperatures = [split.trajectories[owner].sampling.temperature or 1.0 for owner in split.owners_N[indices].tolist()]
+    return Probe(logits_SV, targets_S, split.recorded_N[indices], torch.tensor(temperatures))
+
+
+def gaps_behind_other_prompts(rescored: Rescored) -> list[tuple[float, float]]:
+    """For a few rollouts: mean |recorded - rescored| of the first sampled tokens behind their own prompt, and the least
+    of it behind any of the prompts that stand nearest in the file. Empty where all prompts are the same."""
+    split = rescored.split
+    owners = split.owners_N[rescored.of_behaviour_N].unique()
+    owners = _spread(owners, PAIRED)
+    prompts = [tuple(t.token_ids[: t.loss_mask.index(1)]) for t in split.trajectories]
+    gaps = []
+    for owner in owners.tolist():
+        trajectory, own = split.trajectories[owner], prompts[owner]
+        nearest = sorted(range(len(prompts)), key=lambda other: abs(other - owner))
+        room = rescored.behaviour.config.max_position_embeddings - ANSWER
+        fitting = (prompts[other] for other in nearest if prompts[other] != own and len(prompts[other]) <= room)
+        others = list(dict.fromkeys(fitting))[:PROMPTS]
+        end = len(own) + ANSWER
+        finite = set(split.positions_N[rescored.of_behaviour_N & (split.owners_N == owner)].tolist())
+        asked = [position for position in range(len(own), min(end, len(trajectory.token_ids))) if position in finite]
+        if not others or not asked:
+            continue
+        recorded = torch.tensor([trajectory.logprobs[position] for position in asked])
+        mask = [int(position in asked) for position in range(len(own), asked[-1] + 1)]
+        tried = [
+            replace(
+                trajectory,
+                token_ids=[*prompt, *trajectory.token_ids[len(own) : asked[-1] + 1]],
+                loss_mask=[0] * len(prompt) + mask,
+                logprobs=[0.0] * (len(prompt) + len(mask)),
+                versions=[0] * (len(prompt) + len(mask)),
+            )
+            for prompt in (own, *others)
+        ]
+        found = [float((scores - recorded).abs().mean()) for scores in score(rescored.behaviour, tried, ROWS)]
+        gaps.append((found[0], min(found[1:])))
+    return gaps
+
+
+def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
+    """At most so many of them, evenly spread, each once."""
+    count = min(most, values.numel())
+    return values[torch.arange(count) * values.numel() // max(count, 1)]
