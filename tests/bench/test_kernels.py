@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zerogap.bench.kernel_cases import SHAPE, build, measure
-from zerogap.bench.kernel_list import LARGEST_OUTPUT, LINEAR_SHAPES, OPS, ROWS, Case, KernelsSetting, cases
+from zerogap.bench.kernel_list import OPS, ROWS, Case, KernelsSetting, cases
 from zerogap.bench.kernels import _row
 
 SMALL: list[Case] = [
@@ -66,9 +66,8 @@ def test_measure_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_linear_case_of_the_table() -> None:
     found = cases(KernelsSetting(("float32", "bfloat16"), OPS, ROWS, 1, 1))
     linear = {(c["dtype"], c["k"], c["n"], c["rows"]) for c in found if c["op"] == "linear"}
-    expected = {(dtype, k, n, m) for dtype, shapes in LINEAR_SHAPES.items() for k, n in shapes for m in ROWS}
-    assert expected - linear == {(dtype, 576, 49152, 4096) for dtype in LINEAR_SHAPES}
-    assert all(rows * n <= LARGEST_OUTPUT for _, _, n, rows in linear)
+    assert len(linear) == (4 + 3) * 8
+    assert {("float32", 576, 49152, 4096), ("bfloat16", 2048, 2048, 1), ("float32", 256, 1024, 64)} < linear
     assert {c["op"] for c in found} == {
         "linear",
         "attention",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from zerogap.bench.kernel_list import LARGEST_OUTPUT, Case, KernelsSetting, cases, sizes_text
+from zerogap.bench.kernel_list import Case, KernelsSetting, cases, sizes_text
 from zerogap.bench.machine import describe
 from zerogap.bench.report import CPU_SHARE, Report, bar_text
 from zerogap.bench.sides import Progress, Side, python_command, running
@@ -18,7 +18,6 @@ NOTES = [
     "ratio = time of ours / time of the fastest stock kernel that reads the weight as it lies. Ours has packed weights "
     "below 256 rows, as the engine does; there `to packed` is the ratio to oneDNN on reordered weights, which stock "
     "eager torch does not use.",
-    f"Products of more than {LARGEST_OUTPUT >> 18} MiB in fp32 are left out: 576 x 49,152 at 4,096 rows.",
 ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from zerogap.bench.machine import describe
-from zerogap.bench.models import is_smollm2, model_folder, read_config
+from zerogap.bench.models import ModelSetting, is_smollm2, model_folder, read_config
 from zerogap.bench.report import CPU_SHARE, Report, bar_text
 from zerogap.bench.serve import Channel
 from zerogap.bench.sides import (
@@ -38,16 +38,10 @@ SCALING_THREADS = 2
 
 
 @dataclass(frozen=True)
-class LearnerSetting:
+class LearnerSetting(ModelSetting):
     """tokens: of one measurement, as sequences of `sequence`. peer: transformers, or torch (our program on stock
     kernels)."""
 
-    model: str | None
-    shape: str
-    peer: str
-    dtypes: tuple[str, ...]
-    threads: int
-    rounds: int
     tokens: int
     sequence: int
 
@@ -56,7 +50,7 @@ def compare(setting: LearnerSetting, progress: Progress) -> Report:
     """Tokens/s of ours and of the peer, by turns."""
     machine = describe(setting.threads, progress)
     rows = []
-    with model_folder(setting.model, setting.shape) as folder:
+    with model_folder(setting) as folder:
         judged = setting.peer == "transformers" and setting.threads == 1 and is_smollm2(folder)
         for dtype in setting.dtypes:
             progress(f"learner, {dtype}")
@@ -77,7 +71,7 @@ def scaling(setting: LearnerSetting, progress: Progress) -> Report:
     """Ours on two threads against ours on one, by turns; wall time of both."""
     machine = describe(SCALING_THREADS, progress)
     rows = []
-    with model_folder(setting.model, setting.shape) as folder:
+    with model_folder(setting) as folder:
         for dtype in setting.dtypes:
             progress(f"learner on 1 and {SCALING_THREADS} threads, {dtype}")
             command = _command("aligned", folder, dtype, setting)

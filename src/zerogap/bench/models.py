@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,27 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
+@dataclass(frozen=True)
+class ModelSetting:
+    """What a comparison on a whole model is told. model: a folder, or None for random weights of SHAPES[shape].
+    threads, rounds (turns): of each side."""
+
+    model: str | None
+    shape: str
+    peer: str
+    dtypes: tuple[str, ...]
+    threads: int
+    rounds: int
+
+
 @contextmanager
-def model_folder(model: str | None, shape: str) -> Iterator[Path]:
-    """`model`, or random weights of SHAPES[shape] in a Hugging Face folder that goes with the block."""
-    if model is not None:
-        yield Path(model)
+def model_folder(setting: ModelSetting) -> Iterator[Path]:
+    """The folder of the setting; random weights lie in one that goes with the block."""
+    if setting.model is not None:
+        yield Path(setting.model)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        yield _random_model(SHAPES[shape], Path(scratch))
+        yield _random_model(SHAPES[setting.shape], Path(scratch))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

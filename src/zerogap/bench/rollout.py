@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zerogap.bench.machine import describe
-from zerogap.bench.models import is_smollm2, model_folder, read_config
+from zerogap.bench.models import ModelSetting, is_smollm2, model_folder, read_config
 from zerogap.bench.report import CPU_SHARE, Report, bar_text
 from zerogap.bench.serve import Channel
 from zerogap.bench.sides import Progress, Side, SideFailed, by_turns, cores, cpu_share, median, python_command, running
@@ -30,16 +30,10 @@ VLLM_SIDE = Path(__file__).with_name("vllm_side.py")
 
 
 @dataclass(frozen=True)
-class RolloutSetting:
+class RolloutSetting(ModelSetting):
     """batches: samples asked for at once, multiples of `samples`, those that share a prompt. peer: transformers, vllm,
     or torch (our engine on stock kernels). vllm_python: of an environment with vLLM. vllm_modes: eager, compile."""
 
-    model: str | None
-    shape: str
-    peer: str
-    dtypes: tuple[str, ...]
-    threads: int
-    rounds: int
     batches: tuple[int, ...]
     samples: int
     new_tokens: int
@@ -56,7 +50,7 @@ def compare(setting: RolloutSetting, progress: Progress) -> Report:
     """Tokens/s of ours and of the peer for every dtype, mode and batch, by turns."""
     machine = describe(setting.threads, progress)
     rows = []
-    with model_folder(setting.model, setting.shape) as folder:
+    with model_folder(setting) as folder:
         peers = [f"vllm {mode}" for mode in setting.vllm_modes] if setting.peer == "vllm" else [setting.peer]
         for dtype in setting.dtypes:
             for peer in peers:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerogap.bench.models import SHAPES
 from zerogap.cli.arguments import command_parser
@@ -59,6 +59,18 @@ def check_model_argument(args: argparse.Namespace) -> None:
         from zerogap.cli.preflight import check_model
 
         check_model(Path(args.model), key="--model")
+
+
+def model_setting(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a bench.models.ModelSetting."""
+    return {
+        "model": args.model,
+        "shape": args.shape,
+        "peer": args.peer,
+        "dtypes": tuple(args.dtype),
+        "threads": args.threads,
+        "rounds": args.rounds,
+    }
 
 
 def answer(args: argparse.Namespace, compare: Callable[[Callable[[str], None]], Report]) -> int:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 
-from zerogap.cli.bench import add_model_arguments, answer, bench_parser, check_counts, check_model_argument
+from zerogap.cli.bench import (
+    add_model_arguments,
+    answer,
+    bench_parser,
+    check_counts,
+    check_model_argument,
+    model_setting,
+)
 from zerogap.cli.errors import BadInput
 
 EXAMPLES = """  zerogap bench learner
@@ -42,14 +49,5 @@ def run(args: argparse.Namespace) -> int:
     check_model_argument(args)
     from zerogap.bench.learner import LearnerSetting, compare, scaling
 
-    setting = LearnerSetting(
-        model=args.model,
-        shape=args.shape,
-        peer=args.peer,
-        dtypes=tuple(args.dtype),
-        threads=args.threads,
-        rounds=args.rounds,
-        tokens=args.tokens,
-        sequence=args.sequence,
-    )
+    setting = LearnerSetting(**model_setting(args), tokens=args.tokens, sequence=args.sequence)
     return answer(args, lambda progress: (scaling if args.scaling else compare)(setting, progress))

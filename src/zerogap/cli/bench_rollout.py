@@ -6,7 +6,14 @@ import argparse
 import os
 import shutil
 
-from zerogap.cli.bench import add_model_arguments, answer, bench_parser, check_counts, check_model_argument
+from zerogap.cli.bench import (
+    add_model_arguments,
+    answer,
+    bench_parser,
+    check_counts,
+    check_model_argument,
+    model_setting,
+)
 from zerogap.cli.errors import BadInput
 
 VLLM_PYTHON = "ZEROGAP_VLLM_PYTHON"
@@ -58,12 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from zerogap.bench.rollout import RolloutSetting, compare
 
     setting = RolloutSetting(
-        model=args.model,
-        shape=args.shape,
-        peer=args.peer,
-        dtypes=tuple(args.dtype),
-        threads=args.threads,
-        rounds=args.rounds,
+        **model_setting(args),
         batches=tuple(args.batch),
         samples=args.samples,
         new_tokens=args.new_tokens,

@@ -6,20 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerogap.bench.models import SHAPES
 from zerogap.cli.preflight import read_model_config
 from zerogap.config import CreateModel, Recipe
 
 CHARACTER_VOCABULARY = 64  # a character tokenizer's rough size, before the task's text has been read
-SMOLLM2_135M = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
+SMOLLM2_135M = SHAPES["smollm2"] | {"max_position_embeddings": 8192, "tie_word_embeddings": True}
 
 
 @dataclass(frozen=True)
