@@ -1,4 +1,4 @@
-"""Write docs/recipe.md from the sections in src/zerogap/config*.py: every key, its type, default and consequence.
+"""Write docs/recipe.md from the sections in src/zerogap/config/: every key, its type, default and consequence.
 
     python docs/make_recipe_reference.py
 
@@ -11,12 +11,12 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = [ROOT / "src" / "zerogap" / name for name in ("config.py", "config_objective.py")]
+SOURCES = ROOT / "src" / "zerogap" / "config"
 PAGE = ROOT / "docs" / "recipe.md"
 
 INTRODUCTION = """# The recipe
 
-<!-- Written by docs/make_recipe_reference.py from src/zerogap/config*.py; do not edit by hand. -->
+<!-- Written by docs/make_recipe_reference.py from src/zerogap/config/; do not edit by hand. -->
 
 A recipe is a YAML file of the sections below. Unknown keys are refused with the nearest known one. Any key can be
 changed on the command line by its dotted name (`zerogap train recipes/tiny.yaml train.lag=8`); `null` removes a
@@ -55,12 +55,10 @@ LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def make_page() -> str:
-    nodes = [node for source in SOURCES for node in ast.parse(source.read_text()).body]
+    nodes = [node for source in SOURCES.glob("*.py") for node in ast.parse(source.read_text()).body]
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     bases = {base for node in classes.values() for base in _bases(node)}
-    unlisted = (
-        {name for name, node in classes.items() if _bases(node) & {"Section", *classes}} - bases - SECTIONS.keys()
-    )
+    unlisted = {name for name, node in classes.items() if _bases(node) & classes.keys()} - bases - SECTIONS.keys()
     if unlisted:
         raise SystemExit(f"sections that docs/make_recipe_reference.py does not list: {unlisted}")
     return INTRODUCTION + "".join(_section(name, prefix, classes) for name, prefix in SECTIONS.items())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zerogap.config import Recipe, RecipeError, dump_recipe, load_recipe, parse_recipe
-from zerogap.config_objective import PpoClip, ReinforceZero
+from zerogap.config.objective import PpoClip, ReinforceZero
 
 MINIMAL: dict[str, Any] = {"name": "x", "model": {"create": {}}, "task": {"name": "chain_sum"}}
 

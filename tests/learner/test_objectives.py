@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from zerogap.config_objective import ObjectiveConfig
+from zerogap.config.objective import ObjectiveConfig
 from zerogap.learner.objectives import policy_loss
 from zerogap.learner.objectives.inputs import LossOutput, TrainedTokens
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerogap.config_objective import (
+from zerogap.config.objective import (
     Cispo,
     GeometricGate,
     IsOff,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerogap.config_objective import PpoClip
+from zerogap.config.objective import PpoClip
 from zerogap.learner.objectives.inputs import LossOutput, TrainedTokens
 
 

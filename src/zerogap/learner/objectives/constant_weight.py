@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from zerogap.config_objective import Cispo, MaskedIs, TruncatedIs
+from zerogap.config.objective import Cispo, MaskedIs, TruncatedIs
 from zerogap.learner.objectives.inputs import LossOutput, TrainedTokens, weighted_logprobs
 
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from zerogap.config_objective import GeometricGate, ProductGate
+from zerogap.config.objective import GeometricGate, ProductGate
 from zerogap.learner.objectives.inputs import LossOutput, TrainedTokens, weighted_logprobs
 
 

@@ -1,4 +1,4 @@
-"""`learner.objective` of the recipe: one section per objective, told apart by `name`. Importable without torch.
+"""`learner.objective` of the recipe: one section per objective, told apart by `name`.
 
 The functions are in learner/objectives/; r is the ratio of a token, learner over recorded probability.
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from zerogap.config_section import Section
+from zerogap.config.section import Section
 
 
 class ReinforceZero(Section):

@@ -1,4 +1,4 @@
-"""The base of every section of the recipe: strict, frozen, no unknown key. Importable without torch."""
+"""The base of every section of the recipe: strict, frozen, no unknown key."""
 
 from __future__ import annotations
 
