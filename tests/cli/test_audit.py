@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,12 @@ def test_the_report_for_the_eye(models: list[Path], rollouts: Path, capsys: pyte
     assert "KERNEL:" in text and "worst tokens" in text and "finish reason" in text
 
 
+def test_help_loads_no_torch() -> None:
+    """Although it names the importers by reading their table."""
+    script = "import sys, zerogap.cli.audit as a; a.build_parser(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -110,6 +118,8 @@ def test_the_report_for_the_eye(models: list[Path], rollouts: Path, capsys: pyte
         (("FILE",), "--model was not given"),
         (("FILE", "--model", "nowhere"), "nowhere does not exist"),
         (("FILE", "--model", "M", "--behaviour-model", "M", "--behaviour-model", "M"), "need a version each"),
+        (("FILE", "--model", "7=OTHER", "--behaviour-model", "7=M"), "version 7 is given twice"),
+        (("FILE", "--model", "M", "--html", "nowhere/a.html"), "folder nowhere does not exist"),
         (("FILE", "--model", "M", "--behaviour-model", "7=M"), "line 1: tokens of weight version 0"),
         (("DIR", "--model", "M"), "has its own weights"),
         (("DIR",), "trajectories.jsonl does not exist"),
@@ -124,6 +134,7 @@ def test_bad_input(
     message: str,
 ) -> None:
     names = {"FILE": str(rollouts), "M": str(models[0]), "7=M": f"7={models[0]}", "DIR": str(tmp_path)}
+    names["7=OTHER"] = f"7={models[1]}"
     assert main(["audit", *(names.get(word, word) for word in arguments)]) == 2
     assert message in capsys.readouterr().err
 

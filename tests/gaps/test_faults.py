@@ -72,7 +72,7 @@ def test_undelivered_weights_at_age_zero(updates: int) -> None:
 
 
 def test_wrong_pairing_without_any_lag() -> None:
-    """At a learning rate of 0 LAG is 0 for every token, and the whole gap is KERNEL."""
+    """At a learning rate that changes no bit of a weight, LAG is 0 for every token, and the whole gap is KERNEL."""
     split = split_of(play(FAULTS["rows paired with another prompt"]))
     assert bool((split.lag_N == 0).all())
     assert torch.equal(split.kernel_N, split.total_N) and float(split.kernel_N.abs().mean()) > 0.1

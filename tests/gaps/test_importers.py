@@ -83,13 +83,13 @@ def test_each_format_is_recognised_and_means_the_same(tmp_path: Path, importer: 
 def test_a_run_s_own_trajectories(tmp_path: Path) -> None:
     sampling = SamplingParams(4, 0.75)
     mask, versions = [0, 1, 1], [NOT_SAMPLED, 1, 2]
-    trajectory = Trajectory([4, 5, 6], mask, [0.0, -1.5, -0.5], versions, "eos", 7, 9, 1, sampling, info={"update": 4})
+    trajectory = Trajectory([4, 5, 6], mask, [0.0, -1.5, -0.5], versions, "eos", 7, 9, 1, sampling)
     path = tmp_path / "trajectories.jsonl"
     path.write_text(trajectory.to_json() + "\n")
     (rollout,) = read_rollouts(path, "auto", 1.0)
     t = rollout.trajectory
     assert (t.versions, t.sampling.temperature, t.finish_reason) == (versions, 0.75, "eos")
-    assert (t.group_id, t.prompt_id, t.sample_index, t.info) == (9, 7, 1, {"update": 4})
+    assert (t.group_id, t.prompt_id, t.sample_index) == (9, 7, 1)
 
 
 def test_parquet_holds_the_same(tmp_path: Path) -> None:
@@ -104,10 +104,12 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, math.nan, -math.inf])
-def test_non_finite_logprobs_are_kept_and_named(tmp_path: Path, value: float | None) -> None:
+def test_non_finite_logprobs_are_kept(tmp_path: Path, value: float | None) -> None:
     path = write(tmp_path / "r.jsonl", OWN, OWN | {"logprobs": [0.0, 0.0, value, 0.0, -0.25]})
     first, second = read_rollouts(path, "auto", 1.0)
-    assert (first.non_finite, second.non_finite, second.line) == ([], [2], 2)
+    expected = math.nan if value is None else value
+    assert first.trajectory.logprobs == OWN["logprobs"] and second.line == 2
+    assert repr(second.trajectory.logprobs) == repr([0.0, 0.0, expected, 0.0, -0.25])
     assert second.trajectory.num_sampled == 2
 
 
@@ -130,6 +132,8 @@ def test_a_null_where_nothing_was_sampled_is_no_finding(tmp_path: Path) -> None:
         ({"version": "3"}, "line 2: field 'version' is '3'"),
         ({"versions": [3, 3]}, "line 2: field 'versions' has 2 entries"),
         ({"versions": [-1, -1, -1, -1, 3]}, "line 2: field 'versions' is -1 at position 2"),
+        ({"prompt_id": "a17"}, "line 2: field 'prompt_id' is 'a17'"),
+        ({"group_id": None}, "line 2: field 'group_id' is None"),
         ({"temperature": -1.0}, r"line 2: field 'temperature' is -1.0"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerogap.cli.arguments import command_parser
 from zerogap.cli.errors import BadInput
+from zerogap.gaps.audit.importers import IMPORTERS, read_rollouts  # without torch, as --help must be
 
 if TYPE_CHECKING:
     from zerogap.gaps.audit.rescore import Models
@@ -43,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of records without one (1.0)")
     parser.add_argument("--kernels", choices=("aligned", "standard"), help="default aligned; of a run: its own")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default float32; of a run: its own")
-    importers = ("auto", "zerogap", "prime-rl", "verl", "trl", "trl-batch")
+    importers = ("auto", *IMPORTERS)
     parser.add_argument("--importer", choices=importers, default="auto", help="format of the file (default auto)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all)")
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file, too")
@@ -60,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--threads {threads} must be at least 1")
     if args.temperature < 0:
         raise BadInput(f"--temperature {args.temperature} must be at least 0")
+    if args.html is not None and not Path(args.html).parent.is_dir():
+        raise BadInput(f"--html {args.html}: folder {Path(args.html).parent} does not exist")
     if source.is_file():
         models = _models(args)
 
@@ -67,10 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
     from zerogap.gaps.audit.analysis import analyse
     from zerogap.gaps.audit.diagnosis import diagnose
-    from zerogap.gaps.audit.importers import read_rollouts
     from zerogap.gaps.audit.rescore import rescore
-    from zerogap.gaps.audit.run_folder import read_run
     from zerogap.gaps.audit.verdict import verdict
+    from zerogap.runtime.audited_run import read_run
 
     torch.set_num_threads(threads)
     left_out, kernels, dtype = 0, args.kernels or "aligned", args.dtype or "float32"
@@ -122,6 +124,8 @@ def _models(args: argparse.Namespace) -> Models:
         raise BadInput("--behaviour-model: several folders need a version each, every version once: 3=DIR 4=DIR")
     for key, folder in (("--model", learner), *(("--behaviour-model", folder) for folder in behaviour.values())):
         read_model_config(folder, key)
+    if learner_version is not None and behaviour.get(learner_version, learner) != learner:
+        raise BadInput(f"version {learner_version} is given twice: {learner} and {behaviour[learner_version]}")
     if not behaviour:
         return Models({learner_version: learner})
     return Models(behaviour, learner, learner_version)

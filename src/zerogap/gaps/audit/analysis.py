@@ -98,7 +98,7 @@ def _select(split: Split, chosen_N: torch.Tensor) -> Split:
 
 
 def _tables(split: Split, ages_known: bool) -> dict[str, list[Row]]:
-    places_N = sampled_index(split)
+    places_N = _sampled_index(split)
     lengths = [trajectory.num_sampled for trajectory in split.trajectories]
     owners = split.owners_N.tolist()
     labels: dict[str, list[tuple[int, str]]] = {
@@ -112,7 +112,7 @@ def _tables(split: Split, ages_known: bool) -> dict[str, list[Row]]:
     return {by: _rows(split, values) for by, values in labels.items()}
 
 
-def sampled_index(split: Split) -> torch.Tensor:
+def _sampled_index(split: Split) -> torch.Tensor:
     """int64 [N]: how many sampled tokens of its rollout stand before each token."""
     counts: list[list[int]] = []
     for trajectory in split.trajectories:

@@ -25,8 +25,9 @@ def to_html(answer: Mapping[str, Any]) -> str:
         "kernels": answer["kernels"],
         "dtype": answer["dtype"],
     }
+    title = f"Audit of {escape(str(answer['source']))}"
     parts = [
-        f"<h1>Audit of {escape(str(answer['source']))}</h1>",
+        f"<h1>{title}</h1>",
         f'<p class="verdict">{escape(answer["verdict"])}</p>',
         _table(("", ""), facts.items()),
         "<h2>Statistics</h2>",
@@ -50,7 +51,6 @@ def to_html(answer: Mapping[str, Any]) -> str:
             for t in answer["worst"]
         )
         parts += ["<h2>Worst tokens</h2>", _table(heads, worst)]
-    title = f"Audit of {escape(str(answer['source']))}"
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 

@@ -26,12 +26,6 @@ class Rollout:
     line: int
     trajectory: Trajectory
 
-    @property
-    def non_finite(self) -> list[int]:
-        """Positions of the sampled tokens whose recorded log-probability is NaN or infinite."""
-        pairs = zip(self.trajectory.logprobs, self.trajectory.loss_mask, strict=True)
-        return [position for position, (logprob, sampled) in enumerate(pairs) if sampled and not math.isfinite(logprob)]
-
 
 def parse_rollout(record: Mapping[str, Any], line: int, temperature: float) -> Rollout:
     """temperature: of rollouts whose record has none. Raises RolloutFileError, which names the field only."""
@@ -59,11 +53,10 @@ def parse_rollout(record: Mapping[str, Any], line: int, temperature: float) -> R
             versions=_versions(record, mask),
             # Engines name their own reasons; the report shows them as they are.
             finish_reason=cast(FinishReason, str(record.get("finish_reason") or "unknown")),
-            prompt_id=int(record.get("prompt_id", 0)),
-            group_id=int(record.get("group_id", line)),
-            sample_index=int(record.get("sample_index", 0)),
+            prompt_id=_integer(record, "prompt_id", 0),
+            group_id=_integer(record, "group_id", line),
+            sample_index=_integer(record, "sample_index", 0),
             sampling=SamplingParams(temperature=_temperature(record, temperature)),
-            info={"update": record["info"]["update"]} if "update" in (record.get("info") or {}) else {},
         ),
     )
 
@@ -83,6 +76,13 @@ def _integers(record: Mapping[str, Any], name: str, least: int) -> list[int]:
         if not isinstance(value, int) or value < least:
             raise RolloutFileError(f"field {name!r} holds {value!r} at position {position}, not an integer >= {least}")
     return [int(value) for value in values]
+
+
+def _integer(record: Mapping[str, Any], name: str, default: int) -> int:
+    value = record.get(name, default)
+    if not isinstance(value, int) or value < 0:
+        raise RolloutFileError(f"field {name!r} is {value!r}, not an integer >= 0")
+    return int(value)
 
 
 def _logprobs(record: Mapping[str, Any]) -> list[float]:
@@ -105,15 +105,15 @@ def _versions(record: Mapping[str, Any], mask: list[int]) -> list[int]:
         if unnamed is not None:
             raise RolloutFileError(f"field 'versions' is {NOT_SAMPLED} at position {unnamed}, which was sampled")
     else:
-        version = record.get("version", 0)
-        if not isinstance(version, int) or version < 0:
-            raise RolloutFileError(f"field 'version' is {version!r}, not an integer >= 0")
-        versions = [version] * len(mask)
+        versions = [_integer(record, "version", 0)] * len(mask)
     return [version if sampled else NOT_SAMPLED for version, sampled in zip(versions, mask, strict=True)]
 
 
 def _temperature(record: Mapping[str, Any], default: float) -> float:
-    value = record.get("temperature", (record.get("sampling") or {}).get("temperature", default))
+    """`temperature`, or that of `sampling` as a run's own trajectories have it."""
+    sampling = record.get("sampling")
+    nested = sampling.get("temperature", default) if isinstance(sampling, Mapping) else default
+    value = record.get("temperature", nested)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
         raise RolloutFileError(f"field 'temperature' is {value!r}, not a number >= 0")
     return float(value)

@@ -1,4 +1,4 @@
-"""The rollouts of a run folder and the weights of it that still exist: its checkpoints, by version."""
+"""What `zerogap audit RUN` reads of a run folder: its rollouts, and its checkpoints by version."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def read_run(run_dir: Path) -> Run:
     rollouts, left_out = [], 0
     for rollout in read_rollouts(path, "zerogap", 1.0):
         trajectory = rollout.trajectory
-        mask = [int(version != NOT_SAMPLED and version in behaviour) for version in trajectory.versions]
+        versions = [version if version in behaviour else NOT_SAMPLED for version in trajectory.versions]
+        mask = [int(version != NOT_SAMPLED) for version in versions]
         left_out += trajectory.num_sampled - sum(mask)
         if any(mask):
-            rollouts.append(Rollout(rollout.line, replace(trajectory, loss_mask=mask, versions=_named(mask, rollout))))
+            rollouts.append(replace(rollout, trajectory=replace(trajectory, loss_mask=mask, versions=versions)))
     if not rollouts:
         raise RolloutFileError(
             f"no token of {path} was sampled with weights that still exist (versions "
@@ -51,8 +52,3 @@ def read_run(run_dir: Path) -> Run:
         )
     model = records[-1]["recipe"]["model"]
     return Run(rollouts, Models(behaviour), left_out, model["kernels"], model["dtype"])
-
-
-def _named(mask: list[int], rollout: Rollout) -> list[int]:
-    versions = rollout.trajectory.versions
-    return [version if kept else NOT_SAMPLED for version, kept in zip(versions, mask, strict=True)]
