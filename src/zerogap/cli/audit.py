@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerogap.cli.arguments import command_parser
 from zerogap.cli.errors import BadInput
+from zerogap.cli.progress import progress_bar
 from zerogap.gaps.audit.importers import IMPORTERS, read_rollouts  # without torch, as --help must be
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         kernels, dtype = args.kernels or found.kernels, args.dtype or found.dtype
     else:
         rollouts = read_rollouts(source, args.importer, args.temperature)
-    with _progress_bar(len(rollouts)) as advance:
+    with progress_bar("rollouts scored", len(rollouts)) as advance:
         rescored = rescore(rollouts, models, kernels, dtype, TOKEN_BUDGET, advance)
     report = analyse(rescored, _decoder_of_text(models))
     findings = diagnose(rescored)
@@ -144,23 +144,3 @@ def _decoder_of_text(models: Models) -> Callable[[Sequence[int]], str] | None:
     if tokenizer is None:
         return None
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-
-@contextmanager
-def _progress_bar(total: int) -> Iterator[Callable[[int], Any]]:
-    """A bar on stderr while it is a terminal; yields the function that advances it."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("rollouts scored", total=total)
-        yield lambda count: progress.advance(bar, count)

@@ -9,14 +9,13 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerogap.cli.arguments import add_task_arguments, command_parser, task_from_arguments
 from zerogap.cli.errors import BadInput
+from zerogap.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from zerogap.env.task import Task
@@ -128,7 +127,7 @@ def evaluate(args: argparse.Namespace, task: Task) -> Evaluation:
     sampling = SamplingParams(args.max_new_tokens, args.temperature, tuple(args.stop), args.seed)
     worker.submit([(GroupRequest(e.prompt_id, e.prompt_id, ids, args.samples, sampling), e) for e, ids in fitting])
     trajectories: list[Trajectory] = []
-    with _progress_bar(len(fitting)) as advance:
+    with progress_bar("prompts", len(fitting)) as advance:
         while worker.has_work():
             for group in worker.step():
                 trajectories += group.trajectories
@@ -166,18 +165,6 @@ def _one_version(trajectories: list[Trajectory]) -> int:
     if len(versions) != 1:
         raise RuntimeError(f"an evaluation must measure one policy, but its tokens name versions {sorted(versions)}")
     return versions.pop()
-
-
-@contextmanager
-def _progress_bar(total: int) -> Iterator[Any]:
-    """A bar on stderr while it is a terminal; yields the function that advances it."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("prompts", total=total)
-        yield lambda count: progress.advance(bar, count)
 
 
 def _take_defaults(args: argparse.Namespace) -> None:
