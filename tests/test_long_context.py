@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import tiny_decoder
+from tests.helpers import same_bits, tiny_decoder
 from tests.rollout.builders import by_sample, request, run
 from zerogap.config import Learner as LearnerConfig
 from zerogap.learner.learner import Learner
@@ -54,10 +54,6 @@ def train(learner: Learner, trajectories: list[Trajectory]) -> dict[str, float]:
     return learner.step(trajectories)
 
 
-def patterns(logprobs: list[float]) -> list[int]:
-    return torch.tensor(logprobs, dtype=torch.float32).view(torch.int32).tolist()
-
-
 def check_two_updates(learner: Learner, engine_side: Decoder) -> None:
     """Before each update and after both, every recorded logprob is the learner's, bit for bit."""
     before = learner.decoder.digest()
@@ -69,7 +65,7 @@ def check_two_updates(learner: Learner, engine_side: Decoder) -> None:
     done = sample(engine_side, CHUNKED)
     for trajectory, scored_N in zip(done, score(learner.decoder, done, CONTEXT), strict=True):
         recorded = [p for p, sampled in zip(trajectory.logprobs, trajectory.loss_mask, strict=True) if sampled]
-        assert patterns(recorded) == patterns(scored_N.tolist())
+        assert same_bits(torch.tensor(recorded), scored_N)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.properties.decoders import Model, models
 from tests.properties.values import Comparison, seeds
 from tests.properties.ways import BEST, threads, variants
+from tests.rollout.builders import drain, swap_in_halves
 from zerogap.config import Learner as LearnerConfig
 from zerogap.gaps.split import split_tokens
 from zerogap.kernels import RowBatch
@@ -21,7 +22,6 @@ from zerogap.model.decoder import Decoder
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
 from zerogap.trajectory import GroupRequest, SamplingParams, Trajectory
 
-MANY_STEPS = 20_000  # a livelock becomes a failure
 Snapshot = dict[str, torch.Tensor]
 
 
@@ -148,14 +148,6 @@ def check_trajectories(
             drawn_again(learner.view(versions[version]), trajectory, count, version)
 
 
-def drain(engine: EmbeddedEngine, done: list[Trajectory]) -> None:
-    for _ in range(MANY_STEPS):
-        if not engine.has_work():
-            return
-        done += engine.step()
-    raise AssertionError(f"still pending after {MANY_STEPS} steps: {engine.pending()}")
-
-
 def check_engine(case: EngineCase) -> int:
     """Any arrival, batch, chunk, page and pool size, sharing, preemption, abort, and weights that arrive in flight."""
     count, model, serving = Comparison(), case.model, case.serving
@@ -175,12 +167,8 @@ def check_engine(case: EngineCase) -> int:
         for version, steps in enumerate(waits, start=1):
             for _ in range(steps):
                 done += engine.step()
-            names = list(versions[version])
-            engine.stage_weights(version, {name: versions[version][name] for name in names[::2]})
-            done += engine.step()
-            engine.stage_weights(version, {name: versions[version][name] for name in names[1::2]})
-            engine.commit_weights(version)
-        drain(engine, done)
+            done += swap_in_halves(engine, version, versions[version])
+        done += drain(engine)
     stats = engine.stats()
     assert (stats["pages_free"], stats["running"], stats["waiting"]) == (stats["pages_total"], 0, 0), stats
     assert engine.version == last
@@ -256,7 +244,7 @@ def check_training(case: TrainingCase) -> int:
     rewards = random.Random(case.seed)
     for update in range(case.updates):
         with threads(case.serving.threads):
-            drain(engine, done)
+            done += drain(engine)
         batch = sorted(
             (t for t in done if t.group_id // case.groups == update), key=lambda t: (t.group_id, t.sample_index)
         )

@@ -33,6 +33,16 @@ def drain(engine: Engine, limit: int = 20_000) -> list[Trajectory]:
     raise AssertionError(f"still pending after {limit} steps: {engine.pending()}")
 
 
+def swap_in_halves(engine: Engine, version: int, weights: dict[str, torch.Tensor]) -> list[Trajectory]:
+    """Weights that arrive as two messages with an engine step between them. Returns what that step finished."""
+    names = list(weights)
+    engine.stage_weights(version, {name: weights[name] for name in names[::2]})
+    done = engine.step()
+    engine.stage_weights(version, {name: weights[name] for name in names[1::2]})
+    engine.commit_weights(version)
+    return done
+
+
 def run(decoder: Decoder, requests: Iterable[GroupRequest], config: EngineConfig) -> list[Trajectory]:
     engine = EmbeddedEngine(decoder, None, config)
     for r in requests:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers import tiny_decoder
-from tests.rollout.builders import Bits, alone, bits, by_sample, drain, request, run
+from tests.rollout.builders import Bits, alone, bits, by_sample, drain, request, run, swap_in_halves
 from zerogap.kernels import RowBatch
 from zerogap.model.decoder import Decoder
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
@@ -88,11 +88,7 @@ def test_weights_swapped_in_mid_flight_each_token_has_exactly_one_version(model:
     for version in (1, 2):
         for _ in range(9):
             done += engine.step()
-        names = list(versions[version])
-        engine.stage_weights(version, {name: versions[version][name] for name in names[::2]})
-        done += engine.step()
-        engine.stage_weights(version, {name: versions[version][name] for name in names[1::2]})
-        engine.commit_weights(version)
+        done += swap_in_halves(engine, version, versions[version])
     done += drain(engine)
     assert len(done) == 15
     scores = [[pattern(x) for x in learner_logprobs(learner, done)] for learner in learners]

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from zerogap.env.task import Example
+from zerogap.runtime.admission import Admission
 from zerogap.runtime.backend import EngineStats, Events, FinishedGroup, Item, Update, Weights
 from zerogap.runtime.living import Living
+from zerogap.runtime.loop import run_loop
 from zerogap.trajectory import NOT_SAMPLED, GroupRequest, SamplingParams, Trajectory
 
 SAMPLING = SamplingParams(max_new_tokens=8)
@@ -181,3 +185,59 @@ class FakeBackend:
                 group_id = run.request.group_id
                 finished.append(FinishedGroup(group_id, [fake_trajectory(group_id, run.versions)]))
         return finished
+
+
+def run(backend: FakeBackend, lag: int, batch: int, start: int, updates: int) -> list[dict[str, Any]]:
+    """The loop from version `start` to version `updates`; its lines of metrics."""
+    lines: list[dict[str, Any]] = []
+    run_loop(
+        backend,
+        FakePrompts(),
+        Admission(batch, lag, start, updates),
+        start,
+        updates,
+        timeout_s=1.0,
+        on_update=lambda version, metrics, groups: lines.append(metrics),
+    )
+    return lines
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When things happen. start: first version (100 is as after a resume). slowest: most ticks that a group takes."""
+
+    seed: int
+    engines: int
+    start: int
+    longest_delay: int
+    longest_update: int
+    slowest: int
+    on_update: str
+
+    def backend(self, groups: range, **others: Any) -> FakeBackend:
+        """groups: all that the run admits. others: further options of FakeBackend."""
+        durations = random.Random(self.seed)
+        table = {g: durations.randint(1, self.slowest) for g in groups}
+        return FakeBackend(
+            self.seed,
+            self.engines,
+            self.start,
+            self.longest_delay,
+            self.longest_update,
+            table.__getitem__,
+            self.on_update,
+            **others,
+        )
+
+
+timings = st.builds(
+    Timing,
+    seed=st.integers(0, 2**32),
+    engines=st.integers(1, 4),
+    start=st.sampled_from([0, 1, 100]),
+    longest_delay=st.sampled_from([0, 1, 7, 60]),
+    longest_update=st.sampled_from([1, 5, 80]),
+    slowest=st.sampled_from([1, 4, 40]),
+    on_update=st.sampled_from(["recompute", "finish"]),
+)
+lags = st.one_of(st.integers(0, 8), st.integers(0, 64))

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.fakes import FakeBackend, FakePrompts, fake_trajectory
-from zerogap.runtime.admission import Admission
+from tests.runtime.fakes import FakeBackend, Timing, fake_trajectory, lags, run, timings
 from zerogap.runtime.backend import FinishedGroup, RunFailed
-from zerogap.runtime.loop import run_loop
 from zerogap.runtime.queue import TrajectoryQueue
 from zerogap.trajectory import NOT_SAMPLED
 
 
-def run(backend: FakeBackend, lag: int, batch: int, start: int, updates: int) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    run_loop(
-        backend,
-        FakePrompts(),
-        Admission(batch, lag, start, updates),
-        start,
-        updates,
-        timeout_s=1.0,
-        on_update=lambda version, metrics, groups: lines.append(metrics),
-    )
-    return lines
-
-
-def lags(backend: FakeBackend, start: int) -> list[int]:
+def token_lags(backend: FakeBackend, start: int) -> list[int]:
     """Lag of every trained token."""
     return [
         start + k - version
@@ -44,45 +25,22 @@ def lags(backend: FakeBackend, start: int) -> list[int]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    lag=st.one_of(st.integers(0, 8), st.integers(0, 64)),
-    beyond=st.booleans(),
-    batch=st.integers(1, 5),
-    engines=st.integers(1, 4),
-    start=st.sampled_from([0, 1, 100]),
-    updates=st.integers(1, 12),
-    longest_delay=st.sampled_from([0, 1, 7, 60]),
-    longest_update=st.sampled_from([1, 5, 80]),
-    slowest=st.sampled_from([1, 4, 40]),
-    on_update=st.sampled_from(["recompute", "finish"]),
-)
+@given(timing=timings, lag=lags, beyond=st.booleans(), batch=st.integers(1, 5), updates=st.integers(1, 12))
 def test_lag_bound_nothing_dropped_no_deadlock(
-    seed: int,
-    lag: int,
-    beyond: bool,
-    batch: int,
-    engines: int,
-    start: int,
-    updates: int,
-    longest_delay: int,
-    longest_update: int,
-    slowest: int,
-    on_update: str,
+    timing: Timing, lag: int, beyond: bool, batch: int, updates: int
 ) -> None:
     """Claims 1 to 4 of admission.py for any timing; field cases 25 and R3 (a resume at version 100 included).
     beyond: more updates than twice the lag, so that the bound can be reached."""
     updates += 2 * lag * beyond
-    durations = random.Random(seed)
-    table = {g: durations.randint(1, slowest) for g in range(start * batch, (start + updates) * batch)}
-    backend = FakeBackend(seed, engines, start, longest_delay, longest_update, table.__getitem__, on_update=on_update)
-    lines = run(backend, lag, batch, start, start + updates)
+    first, last = timing.start, timing.start + updates
+    groups = range(first * batch, last * batch)
+    backend = timing.backend(groups)
+    lines = run(backend, lag, batch, first, last)
 
     assert len(lines) == updates
-    trained = [group.group_id for groups in backend.trained for group in groups]
-    assert trained == list(range(start * batch, (start + updates) * batch))  # each once, in order
-    assert max(lags(backend, start)) <= lag
-    assert min(lags(backend, start)) >= 0
+    assert [group.group_id for update in backend.trained for group in update] == list(groups)  # each once, in order
+    assert max(token_lags(backend, first)) <= lag
+    assert min(token_lags(backend, first)) >= 0
     assert backend.most_alive <= (lag + 1) * batch
     assert backend.alive == 0
 
@@ -90,7 +48,7 @@ def test_lag_bound_nothing_dropped_no_deadlock(
 def test_lag_zero_is_synchronous() -> None:
     backend = FakeBackend(seed=3, engines=3, longest_delay=9, longest_update=9, ticks=lambda g: 1 + g % 5)
     run(backend, lag=0, batch=4, start=0, updates=10)
-    assert set(lags(backend, 0)) == {0}
+    assert set(token_lags(backend, 0)) == {0}
 
 
 @pytest.mark.parametrize("lag", [5, 64])
@@ -98,7 +56,7 @@ def test_bound_is_reached_when_the_learner_is_slow(lag: int) -> None:
     """The bound does not hold merely because engines never run ahead."""
     backend = FakeBackend(seed=1, engines=4, longest_update=60)
     run(backend, lag, batch=2, start=0, updates=2 * lag + 10)
-    assert max(lags(backend, 0)) == lag
+    assert max(token_lags(backend, 0)) == lag
 
 
 def test_slow_tasks_keep_their_share() -> None:

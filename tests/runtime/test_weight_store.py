@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import same_bits
-from tests.runtime.fakes import FakeBackend, FakePrompts
+from tests.runtime.fakes import FakeBackend, Timing, lags, run, timings
 from tests.runtime.support import Recorder, metrics, same_weights, tiny_recipe
-from zerogap.runtime.admission import Admission
 from zerogap.runtime.backend import FinishedGroup, RunFailed, RunSetup
 from zerogap.runtime.inline import InlineBackend, build_inline_backend
 from zerogap.runtime.living import Living
-from zerogap.runtime.loop import run_loop
 from zerogap.runtime.train import train
 from zerogap.runtime.weight_store import WeightStore
 from zerogap.trajectory import NOT_SAMPLED
@@ -97,66 +94,34 @@ class Auditor:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    seed=st.integers(0, 2**32),
-    lag=st.one_of(st.integers(0, 8), st.integers(0, 64)),
+    timing=timings,
+    lag=lags,
     batch=st.integers(1, 4),
-    engines=st.integers(1, 4),
-    start=st.sampled_from([0, 1, 100]),
     updates=st.integers(1, 40),
-    longest_delay=st.sampled_from([0, 1, 7, 60]),
-    longest_update=st.sampled_from([1, 5, 80]),
-    slowest=st.sampled_from([1, 4, 40]),
     deaths=st.sampled_from([0.0, 0.01]),
-    on_update=st.sampled_from(["recompute", "finish"]),
     memory_mb=st.sampled_from([0.0, 36e-6, 1.0]),
 )
 def test_every_named_version_is_kept_and_no_other(
-    seed: int,
-    lag: int,
-    batch: int,
-    engines: int,
-    start: int,
-    updates: int,
-    longest_delay: int,
-    longest_update: int,
-    slowest: int,
-    deaths: float,
-    on_update: str,
-    memory_mb: float,
+    timing: Timing, lag: int, batch: int, updates: int, deaths: float, memory_mb: float
 ) -> None:
     """The claims of living.py for any timing: late groups, engines that die, messages that overtake each other, and a
     start at version 100 as after a resume."""
-    durations = random.Random(seed)
-    table = {g: durations.randint(1, slowest) for g in range(start * batch, (start + updates) * batch)}
+    first, last = timing.start, timing.start + updates
     with tempfile.TemporaryDirectory() as folder:
-        auditor = Auditor(folder, lag, memory_mb, start)
-        backend = FakeBackend(
-            seed,
-            engines,
-            start,
-            longest_delay,
-            longest_update,
-            table.__getitem__,
-            on_update,
-            deaths=deaths,
-            on_train=auditor.on_train,
-        )
-        run(backend, Admission(batch, lag, start, start + updates), start, start + updates)
-        assert auditor.version == start + updates
+        auditor = Auditor(folder, lag, memory_mb, first)
+        backend = timing.backend(range(first * batch, last * batch), deaths=deaths, on_train=auditor.on_train)
+        run(backend, lag, batch, first, last)
+        assert auditor.version == last
         assert auditor.store.versions() == [auditor.version]  # nothing lives, nothing older is kept
-
-
-def run(backend: FakeBackend, admission: Admission, start: int, updates: int) -> None:
-    run_loop(backend, FakePrompts(), admission, start, updates, 1.0, lambda version, line, groups: None)
 
 
 def test_versions_go_before_the_lag_bound_when_no_token_names_them(tmp_path: Path) -> None:
     """A wide window that the engines do not use costs no memory: they sample shortly before the update."""
     auditor = Auditor(str(tmp_path), lag=64, memory_mb=1.0, version=0)
-    run(FakeBackend(seed=0, ticks=lambda g: 6, on_train=auditor.on_train), Admission(1, 64, 0, 200), 0, 200)
+    run(FakeBackend(seed=0, ticks=lambda g: 6, on_train=auditor.on_train), lag=64, batch=1, start=0, updates=200)
     assert auditor.most_kept == 65  # while the first window of groups is unfinished, version 0 may be named
     auditor = Auditor(str(tmp_path), lag=64, memory_mb=1.0, version=0)
-    run(FakeBackend(seed=0, engines=16, on_train=auditor.on_train), Admission(4, 64, 0, 20), 0, 20)
+    run(FakeBackend(seed=0, engines=16, on_train=auditor.on_train), lag=64, batch=4, start=0, updates=20)
     assert auditor.most_kept < 20
 
 

@@ -73,8 +73,10 @@ class Scheduler:
         rest = [sequence for sequence in (*self.prefixes, *self.running) if sequence not in self._batch]
         for sequence in sorted(rest, key=by_age):
             ready = len(sequence.pages) >= self.pool.pages_for(len(sequence.tokens))
-            if ready and sequence.remaining > 0:
-                self._add_rows(sequence, sequence.remaining)
+            rows = min(sequence.remaining, self._budget)
+            if ready and rows > 0:
+                self._batch[sequence] = rows
+                self._budget -= rows
         return list(self._batch.items())
 
     def finish(self, sample: Sample) -> None:
@@ -114,12 +116,6 @@ class Scheduler:
         if self.draining:
             return [sample for sample in group.waiting if sample.started]
         return group.waiting
-
-    def _add_rows(self, sequence: Sequence, rows: int) -> None:
-        rows = min(rows, self._budget)
-        if rows > 0:
-            self._batch[sequence] = rows
-            self._budget -= rows
 
     def _grow(self, sample: Sample) -> bool:
         """A page for the sample's last token, if it needs one."""
