@@ -143,7 +143,7 @@ struct Attention {
     };
     auto groups = [&](long r) { return static_cast<int>(ceil_divide(visible(r), kLanes)); };
 
-    for_row_tiles(first, rows, [&](long r, int count) {
+    for_row_groups<kAttentionRows>(first, rows, [&](long r, int count) {
       score_rows(count, groups(r + count - 1), state.queries + r * padded, padded, cache.shape.head_dim, block,
                  r == first ? next : nullptr, state.scores + r * kKeyBlock);
     });
@@ -152,7 +152,7 @@ struct Attention {
     for (long r = first / kLanes * kLanes; r < rows; r += kLanes) store(state.scale + r, exp(load(state.scale + r)));
     for (long r = first; r < rows; ++r)
       with_constant<kKeyGroups>(groups(r), [&](auto n) { state.template absorb<n.value>(r); });
-    for_row_tiles(first, rows, [&](long r, int count) {
+    for_row_groups<kAttentionRows>(first, rows, [&](long r, int count) {
       auto add = [&](long row, long key, long end, const float* scale) {
         value_rows(static_cast<int>(r + count - row), state.scores + row * kKeyBlock, block, padded, key, end, scale,
                    state.out + row * padded);

@@ -8,19 +8,42 @@
 #include <thread>
 
 #include "attention.h"
-#include "gemm.h"
 
 namespace zerogap {
 
 constexpr long kBackwardKeys = 128;  // keys that a tile of queries meets at once; their tiles stay in L2
 constexpr long kBackwardQueries = 64;
 
-// Transposes a [rows, columns] block; both multiples of 16.
+// target[c][r] = source[r][c] of a [rows, columns] block; both multiples of 16.
 inline void transpose_block(const float* source, long rows, long columns, float* target, long target_stride) {
   for (long r = 0; r < rows; r += 16)
     for (long c = 0; c < columns; c += 16)
-      transpose_16x16(reinterpret_cast<const uint32_t*>(source + r * columns + c), columns,
-                      reinterpret_cast<uint32_t*>(target + c * target_stride + r), target_stride);
+      transpose_lines(source + r * columns + c, columns, target + c * target_stride + r, target_stride);
+}
+
+template <int Rows, int Vectors>
+__attribute__((noinline)) void one_chain(const float* a, long lda, const float* b, long ldb, long steps, float* c,
+                                         long ldc, bool accumulate) {
+  Sums<Rows, Vectors> sums;
+  clear<Rows, Vectors>(sums);
+  if (accumulate)
+    for (int r = 0; r < Rows; ++r)
+      for (int v = 0; v < Vectors; ++v) sums[r][v] = load(c + r * ldc + v * kLanes);
+  run_chain<float, float, Rows, Vectors, 0>(a, lda, b, ldb, steps, sums);
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
+}
+
+// C[rows, columns] = A B, one chain whatever the length; `accumulate` goes on with the chain in C. Columns are a
+// multiple of 16.
+inline void multiply(long rows, long columns, const float* a, long lda, const float* b, long ldb, long steps, float* c,
+                     long ldc, bool accumulate) {
+  for_row_groups<kTileRows>(0, rows, [&](long first, int group) {
+    for_tiles(group, columns, [&](auto count, auto vectors, long j) {
+      one_chain<decltype(count)::value, decltype(vectors)::value>(a + first * lda, lda, b + j, ldb, steps,
+                                                                  c + first * ldc + j, ldc, accumulate);
+    });
+  });
 }
 
 // Everything between the arrays (in T) is fp32, head_dim padded to 16 with zeros. Matrices of keys x queries have the
@@ -186,10 +209,7 @@ struct AttentionBackward {
     if (b != (last - 1) / kBackwardKeys) return;
     std::fill_n(dquery_t + dim * columns, (padded - dim) * columns, 0.f);
     float* dquery = buffer.queries;  // read for the last time above
-    for (long r = 0; r < padded; r += 16)
-      for (long c = 0; c < columns; c += 16)
-        transpose_16x16(reinterpret_cast<const uint32_t*>(dquery_t + r * columns + c), columns,
-                        reinterpret_cast<uint32_t*>(dquery + c * padded + r), padded);
+    transpose_block(dquery_t, padded, columns, dquery, padded);
     for (long c = 0; c < (last - first) * group; ++c) {
       T* target = dqkv + (first + c / group) * shape.row() + (head * group + c % group) * dim;
       for_vectors(dim, [&](long d, int n) {

@@ -7,7 +7,7 @@
 namespace zerogap {
 
 constexpr int kAttentionRows = 6;
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(ZEROGAP_AVX512)
 constexpr int kAttentionVectors = 4;  // 6 x 4 accumulators fill the 32 registers
 #else
 constexpr int kAttentionVectors = 1;
@@ -24,7 +24,7 @@ struct KeyBlock {
 
 // Keeps gcc from loading a vector again, as a memory operand, for every row that uses it.
 ZEROGAP_INLINE Vec in_register(Vec a) {
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(ZEROGAP_AVX512)
   asm("" : "+v"(a.v));
 #endif
   return a;
@@ -115,16 +115,6 @@ ZEROGAP_INLINE void for_widths(int vectors, Body body, int first = 0) {
   for (; first + Width <= vectors; first += Width) body(first, Constant<Width>{});
   if constexpr (Width > 1)
     if (first < vectors) for_widths<Width / 2>(vectors, body, first);
-}
-
-// body(first row, rows) over near-equal groups of at most 6 of the rows [first, last).
-template <class Body>
-ZEROGAP_INLINE void for_row_tiles(long first, long last, Body body) {
-  const long rows = last - first, tiles = ceil_divide(rows, kAttentionRows);
-  for (long i = 0; i < tiles; ++i) {
-    const long begin = rows * i / tiles;
-    body(first + begin, static_cast<int>(rows * (i + 1) / tiles - begin));
-  }
 }
 
 template <class T, class N>

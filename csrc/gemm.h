@@ -79,7 +79,7 @@ void rows_times_panels(const T* a, long lda, long rows, const Panels<T>& b, long
   for (long n0 = 0; n0 < columns; n0 += kPanelColumns) {
     const PanelElement<T>* panel = b.data + n0 / kPanelColumns * b.stride;
     const long width = std::min<long>(kPanelColumns, columns - n0);
-    for_row_groups(rows, [&](long first, int group) {
+    for_row_groups<kTileRows>(0, rows, [&](long first, int group) {
       const T* left = a + first * lda;
       Out* out = c + first * ldc + n0;
       if (accumulate)

@@ -40,26 +40,13 @@ struct Sequences {
   long pages_per_sequence;
 };
 
-// target[d][i] = source[i][d] for 16 rows i; elements are moved, never computed with.
-inline void transpose_keys(const float* source, long source_stride, long dim, float* target, long target_stride) {
+// target[d][i] = source[i][d] for 16 rows i.
+template <class T>
+void transpose_keys(const T* source, long source_stride, long dim, T* target, long target_stride) {
   long d = 0;
-  for (; d + 16 <= dim; d += 16)
-    transpose_16x16(reinterpret_cast<const uint32_t*>(source + d), source_stride,
-                    reinterpret_cast<uint32_t*>(target + d * target_stride), target_stride);
-  for (; d < dim; ++d)
-    for (long i = 0; i < 16; ++i) target[d * target_stride + i] = source[i * source_stride + d];
-}
-inline void transpose_keys(const bf16* source, long source_stride, long dim, bf16* target, long target_stride) {
-  long d = 0;
-  for (; d + 32 <= dim && source_stride % 2 == 0; d += 32) {  // pairs as 32-bit words, then their halves
-    uint32_t words[16][16];
-    transpose_16x16(reinterpret_cast<const uint32_t*>(source + d), source_stride / 2, words[0], 16);
-    for (long pair = 0; pair < 16; ++pair) {
-      bf16* even = target + (d + 2 * pair) * target_stride;
-      for (long i = 0; i < 16; ++i) even[i].bits = static_cast<uint16_t>(words[pair][i]);
-      for (long i = 0; i < 16; ++i) even[target_stride + i].bits = static_cast<uint16_t>(words[pair][i] >> 16);
-    }
-  }
+  if (sizeof(T) * source_stride % 4 == 0)
+    for (; d + kLineColumns<T> <= dim; d += kLineColumns<T>)
+      transpose_lines(source + d, source_stride, target + d * target_stride, target_stride);
   for (; d < dim; ++d)
     for (long i = 0; i < 16; ++i) target[d * target_stride + i] = source[i * source_stride + d];
 }

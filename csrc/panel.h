@@ -29,7 +29,7 @@ constexpr long panel_steps(long k) {
 }
 
 // 16 x 16 words of 32 bits: target[j][i] = source[i][j]. Strides in words; no alignment needed.
-#if defined(__AVX512F__)
+#if defined(ZEROGAP_AVX512)
 inline void transpose_16x16(const uint32_t* source, long source_stride, uint32_t* target, long target_stride) {
   __m512i r[16], t[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(source + i * source_stride);
@@ -61,6 +61,24 @@ inline void transpose_16x16(const uint32_t* source, long source_stride, uint32_t
     for (int i = 0; i < 16; ++i) std::memcpy(target + j * target_stride + i, source + i * source_stride + j, 4);
 }
 #endif
+
+// target[c][r] = source[r][c] for 16 rows of 64 bytes: 16 columns of fp32, 32 of bf16 (source stride even). Strides in
+// elements; elements are moved, never computed with.
+template <class T>
+constexpr long kLineColumns = 64 / long{sizeof(T)};
+inline void transpose_lines(const float* source, long source_stride, float* target, long target_stride) {
+  transpose_16x16(reinterpret_cast<const uint32_t*>(source), source_stride, reinterpret_cast<uint32_t*>(target),
+                  target_stride);
+}
+inline void transpose_lines(const bf16* source, long source_stride, bf16* target, long target_stride) {
+  uint32_t words[16][16];  // of two columns each; then their halves
+  transpose_16x16(reinterpret_cast<const uint32_t*>(source), source_stride / 2, words[0], 16);
+  for (long pair = 0; pair < 16; ++pair) {
+    bf16* even = target + 2 * pair * target_stride;
+    for (long i = 0; i < 16; ++i) even[i].bits = static_cast<uint16_t>(words[pair][i]);
+    for (long i = 0; i < 16; ++i) even[target_stride + i].bits = static_cast<uint16_t>(words[pair][i] >> 16);
+  }
+}
 
 ZEROGAP_INLINE uint32_t element_at(const float* row, long step, long) { return bit_cast<uint32_t>(row[step]); }
 ZEROGAP_INLINE uint32_t element_at(const bf16* row, long step, long k_total) {
@@ -131,39 +149,19 @@ void pack_panels(const T* weight_NK, PanelElement<T>* panels, long n, long k) {
 }
 
 // target[c][r] = source[r][c], target rows padded with zeros to `padded_rows` elements.
-inline void transpose_rows(const float* source, long rows, long columns, float* target, long padded_rows) {
-  parallel_for(ceil_divide(columns, 16), double(rows) * columns, Denormals::kept, [&](long block) {
-    const long c0 = block * 16, width = std::min(16l, columns - c0);
+template <class T>
+void transpose_rows(const T* source, long rows, long columns, T* target, long padded_rows) {
+  parallel_for(ceil_divide(columns, kLineColumns<T>), double(rows) * columns, Denormals::kept, [&](long block) {
+    const long c0 = block * kLineColumns<T>, width = std::min(kLineColumns<T>, columns - c0);
     long r = 0;
-    if (width == 16)
+    if (width == kLineColumns<T> && sizeof(T) * columns % 4 == 0)
       for (; r + 16 <= rows; r += 16) {
         for (long i = 32; i < 48; ++i) prefetch_line(source + (r + i) * columns + c0);  // rows to come
-        transpose_16x16(reinterpret_cast<const uint32_t*>(source + r * columns + c0), columns,
-                        reinterpret_cast<uint32_t*>(target + c0 * padded_rows + r), padded_rows);
+        transpose_lines(source + r * columns + c0, columns, target + c0 * padded_rows + r, padded_rows);
       }
     for (long c = 0; c < width; ++c)
       for (long i = r; i < padded_rows; ++i)
-        target[(c0 + c) * padded_rows + i] = i < rows ? source[i * columns + c0 + c] : 0.f;
-  });
-}
-inline void transpose_rows(const bf16* source, long rows, long columns, bf16* target, long padded_rows) {
-  parallel_for(ceil_divide(columns, 32), double(rows) * columns, Denormals::kept, [&](long block) {
-    const long c0 = block * 32, width = std::min(32l, columns - c0);
-    long r = 0;
-    if (width == 32 && columns % 2 == 0)
-      for (; r + 16 <= rows; r += 16) {  // as 32-bit words (two columns each), then split the halves
-        for (long i = 32; i < 48; ++i) prefetch_line(source + (r + i) * columns + c0);
-        uint32_t words[16][16];
-        transpose_16x16(reinterpret_cast<const uint32_t*>(source + r * columns + c0), columns / 2, words[0], 16);
-        for (long c = 0; c < 16; ++c) {
-          bf16* low = target + (c0 + 2 * c) * padded_rows + r;
-          for (long i = 0; i < 16; ++i) low[i].bits = static_cast<uint16_t>(words[c][i]);
-          for (long i = 0; i < 16; ++i) low[padded_rows + i].bits = static_cast<uint16_t>(words[c][i] >> 16);
-        }
-      }
-    for (long c = 0; c < width; ++c)
-      for (long i = r; i < padded_rows; ++i)
-        target[(c0 + c) * padded_rows + i] = i < rows ? source[i * columns + c0 + c] : bf16{0};
+        target[(c0 + c) * padded_rows + i] = i < rows ? source[i * columns + c0 + c] : T{};
   });
 }
 

@@ -1,5 +1,6 @@
-// A recorded forward pass of the engine: calls of the kernel table, in order, that differ from step to step only in what
-// a batch supplies (its sizes, its tokens, its pages). Replaying them is one call; the kernels and so the bits are the same.
+// A recorded forward pass of the engine: calls of the kernel table, in order, that differ from step to step only in
+// what a batch supplies (its sizes, its tokens, its pages). Replaying them is one call; the kernels and so the bits are
+// the same.
 #pragma once
 
 #include <array>
@@ -118,8 +119,8 @@ class Program {
       return static_cast<T>(sizes_[index]);
   }
 
-  // Sizes, positions, slots and the rectangular page table of the step. The kernels trust
-  // addresses, so the sizes are checked here; the page numbers are the engine's.
+  // Sizes, positions, slots and the rectangular page table of the step. The kernels trust addresses, so the sizes are
+  // checked here. Page numbers are not: only their owner, the engine, knows how many there are.
   void lay_out(const Step& step) {
     const size_t sequences = step.lengths_S.size(), asked = step.asked_B.size();
     if (step.first_positions_S.size() != sequences || step.page_tables_S.size() != sequences ||

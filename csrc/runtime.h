@@ -115,8 +115,8 @@ T* scratch(Scratch slot, size_t elements) {
   return static_cast<T*>(spaces[static_cast<int>(slot)].reserve(elements * sizeof(T)));
 }
 
-// Asks for a line of memory: to read it soon (into L2), or to write it soon. Any address will do, also one past an array.
-// asm: gcc deletes loops that do nothing but __builtin_prefetch.
+// Asks for a line of memory: to read it soon (into L2), or to write it soon. Any address will do, also one past an
+// array. asm: gcc deletes loops that do nothing but __builtin_prefetch.
 inline void prefetch_line(const void* line) {
 #if defined(ZEROGAP_HAS_MXCSR)
   asm volatile("prefetcht1 (%0)" ::"r"(line));

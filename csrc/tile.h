@@ -1,5 +1,5 @@
 // The register tile of every matrix product: one chain of fused multiply-adds per element of C, k ascending. How many
-// rows and columns run together is chosen here and changes no bit. Also `multiply`, the small products of attention.
+// rows and columns run together is chosen here and changes no bit.
 #pragma once
 
 #include <type_traits>
@@ -74,40 +74,14 @@ ZEROGAP_INLINE void for_tiles(int rows, long columns, Body body) {
   });
 }
 
-// body(first row, rows) over near-equal groups of at most kTileRows (13 rows run as 7 + 6, not 12 + 1).
-template <class Body>
-ZEROGAP_INLINE void for_row_groups(long rows, Body body) {
-  const long groups = ceil_divide(rows, kTileRows);
+// body(first row, rows) over near-equal groups of at most Max of the rows [first, last): 13 run as 7 + 6, not 12 + 1.
+template <int Max, class Body>
+ZEROGAP_INLINE void for_row_groups(long first, long last, Body body) {
+  const long rows = last - first, groups = ceil_divide(rows, Max);
   for (long g = 0; g < groups; ++g) {
-    const long first = rows * g / groups;
-    body(first, static_cast<int>(rows * (g + 1) / groups - first));
+    const long begin = rows * g / groups;
+    body(first + begin, static_cast<int>(rows * (g + 1) / groups - begin));
   }
-}
-
-template <class A, class B, int Rows, int Vectors>
-__attribute__((noinline)) void one_chain(const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-                                         bool accumulate) {
-  Sums<Rows, Vectors> sums;
-  clear<Rows, Vectors>(sums);
-  if (accumulate)
-    for (int r = 0; r < Rows; ++r)
-      for (int v = 0; v < Vectors; ++v) sums[r][v] = load(c + r * ldc + v * kLanes);
-  run_chain<A, B, Rows, Vectors, 0>(a, lda, b, ldb, steps, sums);
-  for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v) store(c + r * ldc + v * kLanes, sums[r][v]);
-}
-
-// C[rows, columns] = A B, one chain whatever the length; `accumulate` goes on with the chain in C. Columns are a
-// multiple of 16. For the gradient of attention.
-template <class A, class B>
-void multiply(long rows, long columns, const A* a, long lda, const B* b, long ldb, long steps, float* c, long ldc,
-              bool accumulate) {
-  for_row_groups(rows, [&](long first, int group) {
-    for_tiles(group, columns, [&](auto count, auto vectors, long j) {
-      one_chain<A, B, decltype(count)::value, decltype(vectors)::value>(a + first * lda, lda, b + j, ldb, steps,
-                                                                        c + first * ldc + j, ldc, accumulate);
-    });
-  });
 }
 
 }  // namespace zerogap

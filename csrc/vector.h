@@ -42,7 +42,10 @@ ZEROGAP_INLINE bf16 narrow(float x) {
 }
 
 // Vec: 16 floats. Pairs: 16 pairs of bf16, the even element of a pair in the low half of a 32-bit word.
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define ZEROGAP_AVX512 1
+#endif
+#if defined(ZEROGAP_AVX512)
 
 struct Vec {
   __m512 v;
@@ -204,7 +207,7 @@ ZEROGAP_INLINE Pairs splat_pair(uint32_t pair) {
 
 #endif
 
-#if !(defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__))
+#if !defined(ZEROGAP_AVX512)
 ZEROGAP_INLINE void store(bf16* p, Vec a) {
   float lanes[kLanes];
   store(lanes, a);
@@ -248,7 +251,7 @@ ZEROGAP_INLINE void for_vectors(long length, Body body) {
 
 // Fixed trees over the lanes: (i, i + 8), (i, i + 4), ... The last 8 lanes are the same shuffles on AVX-512 and AVX2.
 #if defined(__AVX2__) && defined(__FMA__)
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(ZEROGAP_AVX512)
 ZEROGAP_INLINE __m256 lower(Vec a) { return _mm512_castps512_ps256(a.v); }
 ZEROGAP_INLINE __m256 upper(Vec a) { return _mm512_extractf32x8_ps(a.v, 1); }
 #else
@@ -282,7 +285,7 @@ ZEROGAP_INLINE float max_lanes(Vec a) {
 
 // Lanes from `count` on become `other`.
 ZEROGAP_INLINE Vec keep_lanes(Vec a, int count, float other) {
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(ZEROGAP_AVX512)
   return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>((1u << count) - 1), a.v)};
 #else
   float t[kLanes];

@@ -1,4 +1,4 @@
-"""Attention: prefill = decode = chunks, over page sizes and shuffled pages, and packed = paged, bit for bit."""
+"""Attention against its definition, and what a broken, huge or later row must not reach. Schedules: test_invariance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs and gradients of every operation against fp64 autograd, and the determinism of the backward pass."""
+"""Outputs and gradients of every operation against fp64 autograd. Their determinism: test_invariance."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import tiny_decoder
+from tests.kernels.reference import DTYPES
 from zerogap.kernels.aligned import AlignedKernels
 from zerogap.kernels.native import load_variant, runnable
 from zerogap.kernels.program import RecordedStep
@@ -68,7 +69,7 @@ def patterns(result: tuple[list[int], list[float]]) -> tuple[list[int], list[int
 
 
 @pytest.mark.parametrize("variant", runnable())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=8, deadline=None)
 @given(

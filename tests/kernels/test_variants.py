@@ -1,4 +1,4 @@
-"""Every instruction set gives the same bits, forward and backward; exp, log and silu are accurate; denormals agree."""
+"""Instruction sets: exp, log, silu, rounding and denormals on each; how one is chosen. The rest: test_invariance."""
 
 from __future__ import annotations
 
