@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zerogap.config import CreateModel
 from zerogap.kernels.rows import RowBatch
 from zerogap.model import load_decoder
-from zerogap.model.chat import load_tokenizer, render_prompt, render_solution
+from zerogap.model.chat import load_tokenizer, render_prompt
 from zerogap.model.create import EOS, _character_tokenizer, create_model
+from zerogap.model.turns import ChatTurns
 
 TEXTS = ["Calculate 12 + 34.", "46", "two\nlines\tand  spaces", "naïve → ∀ 🙂", "12 + 34 = 46"]
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1}
@@ -51,7 +52,7 @@ def test_a_turn_costs_two_tokens_beside_its_text(folder):
     spelled = tokenizer.encode("12 + 34", add_special_tokens=False)
     prompt = render_prompt(tokenizer, question)
     assert prompt[0] == tokenizer.bos_token_id and prompt[1:-1] == spelled and tokenizer.decode(prompt[-1:]) == "\n"
-    ids, mask = render_solution(tokenizer, question, "46")
+    ids, mask = ChatTurns(tokenizer).solution(question, [{"role": "assistant", "content": "46"}])[0]
     assert ids[: len(prompt)] == prompt and ids[-1] == tokenizer.convert_tokens_to_ids(EOS)
     assert mask == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
     turns = [*question, {"role": "assistant", "content": "46"}, *question]

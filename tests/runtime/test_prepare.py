@@ -11,7 +11,8 @@ from zerogap.env.task import TaskError, make_task
 from zerogap.learner.packing import pack
 from zerogap.learner.sft import Solution
 from zerogap.model import CheckpointError, load_decoder
-from zerogap.model.chat import load_tokenizer, render_solution
+from zerogap.model.chat import load_tokenizer
+from zerogap.model.turns import ChatTurns
 from zerogap.runtime import prepare
 from zerogap.runtime.observer import Observer
 from zerogap.runtime.prepare import create_for_task, prepare_model
@@ -46,7 +47,9 @@ def recipe(**changes):
 def mean_logprob(folder, task):
     decoder, tokenizer = load_decoder(folder, "standard", "float32"), load_tokenizer(folder)
     examples = [task.example(i) for i in range(64)]
-    solutions = [Solution(*render_solution(tokenizer, e.messages, task.solution(e))) for e in examples]
+    answers = [[{"role": "assistant", "content": task.solution(e)}] for e in examples]
+    turns = ChatTurns(tokenizer)
+    solutions = [Solution(*turns.solution(e.messages, a)[0]) for e, a in zip(examples, answers, strict=True)]
     with torch.no_grad():
         return torch.cat([b.logprobs(decoder, 1.0) for b in pack(solutions, 4096)]).mean().item()
 

@@ -16,11 +16,12 @@ from zerogap.config import CreateModel, Recipe
 from zerogap.env.stream import PromptStream
 from zerogap.env.task import Task, TaskError, make_task
 from zerogap.learner.sft import train_sft
-from zerogap.model.chat import load_tokenizer, render_solution
+from zerogap.model.chat import load_tokenizer
 from zerogap.model.checkpoint import load_decoder, save_decoder
 from zerogap.model.context import change_context
 from zerogap.model.create import create_model
 from zerogap.model.fetch import fetch_model
+from zerogap.model.turns import ChatTurns
 from zerogap.runtime.observer import Observer
 
 TOKENIZER_EXAMPLES = 2000  # prompts whose text a new tokenizer is built on
@@ -115,15 +116,19 @@ def _base_model(recipe: Recipe, folder: Path, observer: Observer) -> Path:
 def _batches(task: Task, tokenizer: Any, size: int, longest: int, seed: int) -> Iterator[list[Supervised]]:
     """Endless batches of `size` examples in the stream's order; those longer than the model's context are left out."""
     order = PromptStream(len(task), seed)
+    turns = ChatTurns(tokenizer)
     position = skipped = 0
     while True:
         batch: list[Supervised] = []
-        while len(batch) < size:
+        taken = 0
+        while taken < size:
             example = task.example(order[position])
             position += 1
-            supervised = render_solution(tokenizer, example.messages, task.solution(example))
-            if len(supervised[0]) <= longest:
-                batch.append(supervised)
+            answer = {"role": "assistant", "content": task.solution(example)}
+            segments = turns.solution(example.messages, [answer])
+            if all(len(ids) <= longest for ids, _ in segments):
+                batch += segments
+                taken += 1
                 skipped = 0
                 continue
             skipped += 1

@@ -1,0 +1,110 @@
+"""The turns of a chat as token ids: what comes between two turns of the policy, and where a template forgets.
+
+The ids that the policy sampled are never made from text again. A turn is continued by *bridge* ids: what the chat
+template puts between the end of an answer and the next generation prompt, tokenised by itself. A template that rewrites
+earlier turns (drops their thinking) has no bridge; then the next turn begins a new segment, rendered anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zerogap.model.chat import Message, render_prompt, render_text
+from zerogap.model.checkpoint import CheckpointError
+
+# A text that no template or message holds; what follows it in a rendered chat follows the answer.
+_ANSWER = "zerogap:answer:5d0f"
+_THINKING = f"<think>\n{_ANSWER}:thought\n</think>\n\n"
+
+
+class ChatTurns:
+    """Renders one tokenizer's chats. tools: JSON schemas that the chat template shows to the policy, if any."""
+
+    def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._tools = list(tools)
+        self._append_only: dict[str, bool] = {}
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the messages and the generation prompt: the opening of an episode, or of a new segment."""
+        return render_prompt(self._tokenizer, messages, self._tools)
+
+    def text(self, sampled: Sequence[int]) -> str:
+        """What the policy said in a turn: the sampled ids as text, without special tokens."""
+        text: str = self._tokenizer.decode(list(sampled), skip_special_tokens=True)
+        return text
+
+    def bridge(self, messages: Sequence[Message], sampled: Sequence[int], observation: Sequence[Message]) -> list[int]:
+        """Ids to append after a turn's sampled ids, so that the policy reads `observation` and speaks again.
+
+        messages: the chat before the turn. An end mark that the policy sampled itself is not repeated; where it sampled
+        none (a stop string ended the turn), the template's own end mark comes first.
+        """
+        chat = [*messages, {"role": "assistant", "content": _ANSWER}, *map(self._plain, observation)]
+        text = render_text(self._tokenizer, chat, self._tools)
+        _, found, after = text.rpartition(_ANSWER)
+        if not found:
+            raise ValueError("the chat template leaves the assistant's turn out, so there is nothing to continue")
+        if sampled[-1] in self._tokenizer.all_special_ids:
+            after = after.removeprefix(self._tokenizer.decode([sampled[-1]], skip_special_tokens=False))
+        return self._encode(after)
+
+    def solution(self, messages: Sequence[Message], turns: Sequence[Message]) -> list[tuple[list[int], list[int]]]:
+        """(token ids, loss mask) of a worked episode, laid out as its rollout would be: the mask is 1 on what the policy
+        says. One pair; where the template forgets, one for each segment.
+
+        turns: from the policy's first answer to its last, with what it is shown in between.
+        Raises CheckpointError where the tokenizer has no end mark.
+        """
+        if (end := self._tokenizer.eos_token_id) is None:
+            raise CheckpointError("the tokenizer has no eos_token; a supervised example must teach where to stop")
+        chat, ids = list(messages), self.prompt(messages)
+        mask, segments = [0] * len(ids), []
+        for answer, shown in _answers(turns):
+            said = [*self._encode(answer["content"]), end]
+            ids, mask = ids + said, mask + [1] * len(said)
+            if shown and all(self.append_only(message["role"]) for message in shown):
+                between = self.bridge(chat, said, shown)
+                ids, mask = ids + between, mask + [0] * len(between)
+            elif shown:
+                segments.append((ids, mask))
+                ids = self.prompt([*chat, answer, *shown])
+                mask = [0] * len(ids)
+            chat += [answer, *shown]
+        return [*segments, (ids, mask)]
+
+    def append_only(self, role: str) -> bool:
+        """Whether earlier turns, thinking included, stay as they were said once a message of this role follows."""
+        if role not in self._append_only:
+            question: Message = {"role": "user", "content": "question"}
+            said: Message = {"role": "assistant", "content": _THINKING + _ANSWER}
+            text = render_text(self._tokenizer, [question, said, {"role": role, "content": "seen"}], self._tools)
+            opening = render_text(self._tokenizer, [question], self._tools)
+            # A generation prompt may already open the thinking; then the policy's own text begins behind it.
+            whole = opening + said["content"], opening + said["content"].removeprefix("<think>\n")
+            self._append_only[role] = text.startswith(whole)
+        return self._append_only[role]
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
+
+    def _plain(self, message: Message) -> Message:
+        """An observation that spells a special token must not become one: a tool could end its turn and go on as the
+        assistant."""
+        content = message["content"]
+        for token in self._tokenizer.all_special_tokens:
+            content = content.replace(token, f"{token[:1]} {token[1:]}")
+        return {**message, "content": content}
+
+
+def _answers(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
+    """Each answer of the policy with what it is shown afterwards."""
+    answers: list[tuple[Message, list[Message]]] = []
+    for message in turns:
+        if message["role"] == "assistant":
+            answers.append((message, []))
+        else:
+            answers[-1][1].append(message)
+    return answers
