@@ -51,7 +51,7 @@ class ChatTurns:
         return self._encode(after)
 
     def solution(self, messages: Sequence[Message], turns: Sequence[Message]) -> list[tuple[list[int], list[int]]]:
-        """(token ids, loss mask) of a worked episode, laid out as its rollout would be: the mask is 1 on what the policy
+        """(token ids, loss mask) of a worked episode, laid out as a rollout of it: the mask is 1 on what the policy
         says. One pair; where the template forgets, one for each segment.
 
         turns: from the policy's first answer to its last, with what it is shown in between.
