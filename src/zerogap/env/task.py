@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from zerogap import config
 
+Message = dict[str, str]  # {"role", "content"}, both texts
+
 
 class TaskError(ValueError):
     """A task that cannot be made from the recipe; the message names the key or the line, the value and the fix."""
@@ -25,12 +27,12 @@ class Example:
     """One prompt.
 
     prompt_id: its index in the task.
-    messages: chat messages ({"role", "content"}), the question last.
+    messages: the opening messages, the question last.
     payload: whatever the grader needs (picklable, it may be graded in another process).
     """
 
     prompt_id: int
-    messages: list[dict[str, str]]
+    messages: list[Message]
     payload: Any
 
 
@@ -84,7 +86,7 @@ class Wording:
                     f"task.answer_pattern {settings.answer_pattern!r} has no group; put ( ) around the answer"
                 )
 
-    def messages(self, question: str) -> list[dict[str, str]]:
+    def messages(self, question: str) -> list[Message]:
         content = question if self._instruction is None else f"{question}\n{self._instruction}"
         system = [] if self._system_prompt is None else [{"role": "system", "content": self._system_prompt}]
         return [*system, {"role": "user", "content": content}]
