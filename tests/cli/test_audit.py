@@ -98,6 +98,26 @@ def test_the_recipe_for_transformers_in_the_docs(
     assert 0 < answer["statistics"]["gap/kernel/max"] < 1e-4  # the same numbers by other kernels
 
 
+def test_locate_against_another_side(
+    models: list[Path], rollouts: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = (rollouts, "--model", models[0])
+    assert audit(capsys, *file)["located"] is None
+    located = audit(capsys, *file, "--locate", "aligned")["located"]
+    assert located["first"] is None and located["sentence"].startswith("No difference")
+    located = audit(capsys, *file, "--locate", "transformers", "--html", tmp_path / "a.html")["located"]
+    assert located["second_side"] == "transformers float32" and 0 < located["tokens"] <= 1024
+    last = located["stages"][-1]
+    assert last["name"] == "logprobs" and 0 < last["cumulative"]["largest"] < 1e-4
+    page = (tmp_path / "a.html").read_text()
+    assert escape(located["sentence"]) in page and "silu_mul" in page
+    capsys.readouterr()
+    command = ["audit", str(rollouts), "--model", str(models[0]), "--locate", "standard:bfloat16", "--threads", "1"]
+    assert main(command) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "First difference between aligned float32 and standard bfloat16" in text and "isolated" in text
+
+
 def test_the_report_for_the_eye(models: list[Path], rollouts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["audit", str(rollouts), "--model", str(models[1]), "--threads", "1"]) == 0
@@ -121,6 +141,8 @@ def test_help_loads_no_torch() -> None:
         (("FILE", "--model", "7=OTHER", "--behaviour-model", "7=M"), "version 7 is given twice"),
         (("FILE", "--model", "M", "--html", "nowhere/a.html"), "folder nowhere does not exist"),
         (("FILE", "--model", "M", "--behaviour-model", "7=M"), "line 1: tokens of weight version 0"),
+        (("FILE", "--model", "M", "--locate", "vllm"), "--locate vllm: use aligned, standard, transformers"),
+        (("FILE", "--model", "M", "--locate", "standard:float16"), "--locate standard:float16: use"),
         (("DIR", "--model", "M"), "has its own weights"),
         (("DIR",), "trajectories.jsonl does not exist"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerogap.cli.arguments import command_parser
+from zerogap.cli.audit_locate import locate_against, parse_side
 from zerogap.cli.errors import BadInput
 from zerogap.cli.progress import progress_bar
 from zerogap.gaps.audit.importers import IMPORTERS, read_rollouts  # without torch, as --help must be
@@ -26,7 +27,9 @@ EXAMPLES = """  zerogap audit runs/tiny
   zerogap audit rollouts.parquet --model TRAINED --behaviour-model SAMPLED --temperature 0.7
       two models: weight lag and KERNEL, told apart
   zerogap audit rollouts.jsonl --model 5=V5 --behaviour-model 3=V3 --behaviour-model 4=V4 --html audit.html
-      several versions, as the file names them; docs/audit.md has the format"""
+      several versions, as the file names them; docs/audit.md has the format
+  zerogap audit rollouts.jsonl --model FOLDER --locate transformers:bfloat16
+      and the first operation, layer and position at which transformers parts from our forward"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -46,6 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default float32; of a run: its own")
     importers = ("auto", *IMPORTERS)
     parser.add_argument("--importer", choices=importers, default="auto", help="format of the file (default auto)")
+    parser.add_argument(
+        "--locate", metavar="SIDE[:DTYPE]", help="aligned, standard or transformers: where their numbers part from ours"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all)")
     parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file, too")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
@@ -63,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--temperature {args.temperature} must be at least 0")
     if args.html is not None and not Path(args.html).parent.is_dir():
         raise BadInput(f"--html {args.html}: folder {Path(args.html).parent} does not exist")
+    other = None if args.locate is None else parse_side(args.locate)
     if source.is_file():
         models = _models(args)
 
@@ -97,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         "tokens_without_weights": left_out,
         **report.to_dict(),
         "findings": [vars(finding) for finding in findings],
+        "located": None if other is None else locate_against(other, rescored, models),
     }
     if args.html is not None:
         from zerogap.gaps.audit.report_html import to_html

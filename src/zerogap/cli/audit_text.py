@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zerogap.cli.audit_locate import show_located
+
 SHOWN = (
     *(f"gap/{part}/{name}" for part in ("total", "lag", "kernel") for name in ("abs_mean", "max", "k1", "k3")),
     *("ratio/mean", "ratio/min", "ratio/max", "ratio/dev", "ratio/chi2", "kl/k1", "kl/k3"),
@@ -29,6 +31,8 @@ def show(answer: Mapping[str, Any]) -> None:
             console.print(f"{name:<20}{answer['statistics'][name]:.6g}")
     for finding in answer["findings"]:
         console.print(Text(f"{finding['explained']:.1%} explained by {finding['cause']}: {finding['evidence']}"))
+    if answer["located"]:
+        show_located(console, answer["located"])
     for by, rows in answer["tables"].items():
         table = Table(by, "tokens", "unequal", "mean |log-ratio|", "KERNEL part", "largest", title=f"by {by}")
         for row in rows:

@@ -36,6 +36,8 @@ def to_html(answer: Mapping[str, Any]) -> str:
     if answer["findings"]:
         rows = ((f["cause"], f"{f['explained']:.1%}", f["evidence"]) for f in answer["findings"])
         parts += ["<h2>Possible causes of KERNEL</h2>", _table(("cause", "explained", "evidence"), rows)]
+    if answer["located"]:
+        parts += _located(answer["located"])
     for by, rows in answer["tables"].items():
         parts += [f"<h2>Mean |log-ratio| by {escape(by)}</h2>", _chart(rows)]
     if answer["worst"]:
@@ -53,6 +55,26 @@ def to_html(answer: Mapping[str, Any]) -> str:
         parts += ["<h2>Worst tokens</h2>", _table(heads, worst)]
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+
+
+def _located(located: Mapping[str, Any]) -> list[str]:
+    """Every stage of the forward pass, where any differs."""
+    parts = ["<h2>Where the numbers part</h2>", f"<p>{escape(located['sentence'])}</p>"]
+    if located["first"] is None:
+        return parts
+    numbers = ("unequal", "largest", "relative")
+    modes = ("cumulative", "isolated")
+    heads = ("layer", "stage", "values", *(f"{mode}: {name}" for mode in modes for name in numbers))
+    rows = (
+        (
+            "" if stage["layer"] is None else stage["layer"],
+            stage["name"],
+            stage["values"],
+            *(float(f"{stage[mode][name]:.3g}") for mode in modes for name in numbers),
+        )
+        for stage in located["stages"]
+    )
+    return [*parts, _table(heads, rows)]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
