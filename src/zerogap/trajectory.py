@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
-FinishReason = Literal["eos", "stop_string", "length", "context"]
-NOT_SAMPLED = -1  # the version of a token that no weights produced (a prompt token)
+# Why the last turn ended; "turns": an environment's limit of turns, which no engine knows of.
+FinishReason = Literal["eos", "stop_string", "length", "context", "turns"]
+NOT_SAMPLED = -1  # the version of a token that no weights produced (of a prompt, of a tool)
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,8 @@ class SamplingParams:
     """How tokens are drawn: from softmax(logits / temperature) over the tokenizer's ids, nothing else.
 
     temperature: > 0 samples; 0 takes the most likely token (evaluation only).
-    max_new_tokens: most tokens sampled per trajectory, >= 1.
-    stop: strings that end a trajectory once its sampled text contains one of them.
+    max_new_tokens: most tokens sampled per turn, >= 1.
+    stop: strings that end a turn once its sampled text contains one of them.
     seed: run seed of the counter-based generator (64 bits).
     """
 
@@ -37,6 +39,7 @@ class GroupRequest:
     prompt_id: index of the prompt in its task; with the sample index and the position it keys the sampler.
     min_version: the engine must not sample a token of this group with weights older than this
         (the lag bound as a property of the request; see runtime/admission.py).
+    interactive: each sample is handed out at the end of every turn, and then waits for extend, restart or end.
     """
 
     group_id: int
@@ -45,15 +48,19 @@ class GroupRequest:
     n: int
     sampling: SamplingParams
     min_version: int = 0
+    interactive: bool = False
 
 
 @dataclass
 class Trajectory:
-    """One sampled sequence. The four token lists have equal length (prompt, then sampled tokens).
+    """One sampled sequence: an episode, or a segment of one. The four token lists have equal length: the prompt, then
+    sampled tokens, and between the turns of an episode what was put in (tool output, template).
 
     loss_mask: 1 where the engine sampled the token, else 0.
     logprobs: natural log, fp32, of the distribution really sampled from; 0.0 where loss_mask is 0.
     versions: weight version that produced the token; NOT_SAMPLED where loss_mask is 0.
+    segment: place among the segments of its episode (group_id, sample_index). A chat template that rewrites what came
+        before cuts an episode into several, each with a prompt of its own; all of them carry the episode's reward.
     reward is None until graded; `error` holds the grader's or engine's error (then reward stays None).
     """
 
@@ -66,6 +73,7 @@ class Trajectory:
     group_id: int
     sample_index: int
     sampling: SamplingParams
+    segment: int = 0
     contract: str = ""
     reward: float | None = None
     error: str | None = None
@@ -89,9 +97,14 @@ class Trajectory:
         return [t for t, m in zip(self.token_ids, self.loss_mask, strict=True) if m]
 
     @property
+    def turns(self) -> int:
+        """Stretches of sampled tokens."""
+        return sum(mask > before for before, mask in pairwise([0, *self.loss_mask]))
+
+    @property
     def truncated(self) -> bool:
         """Ended by a limit, not by the policy."""
-        return self.finish_reason in ("length", "context")
+        return self.finish_reason in ("length", "context", "turns")
 
     def to_json(self) -> str:
         # Not asdict: it copies every number of the four lists on its own, at 100 times the cost of writing them.

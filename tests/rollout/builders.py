@@ -16,11 +16,17 @@ Bits = tuple[list[int], list[int], str]
 
 
 def request(
-    group_id: int, prompt: Sequence[int], n: int = 1, new: int = 8, min_version: int = 0, **sampling: Any
+    group_id: int,
+    prompt: Sequence[int],
+    n: int = 1,
+    new: int = 8,
+    min_version: int = 0,
+    interactive: bool = False,
+    **sampling: Any,
 ) -> GroupRequest:
     """prompt_id = group_id + 100, so that a mix-up of the two shows."""
     params = SamplingParams(max_new_tokens=new, **sampling)
-    return GroupRequest(group_id, group_id + 100, tuple(prompt), n, params, min_version)
+    return GroupRequest(group_id, group_id + 100, tuple(prompt), n, params, min_version, interactive)
 
 
 def drain(engine: Engine, limit: int = 20_000) -> list[Trajectory]:

@@ -134,10 +134,10 @@ def test_mixed_temperatures_share_a_forward_but_not_a_distribution() -> None:
 
 
 REFUSALS: list[tuple[GroupRequest, str]] = [
-    (request(0, range(40)), "40 prompt tokens leave no room .* max_context 40"),
+    (request(0, range(40)), "40 tokens leave no room .* max_context 40"),
     (request(0, range(300)), "token ids 0..299 must lie in 0..60"),
     (request(0, range(20), new=21), "need 39 tokens of KV, the cache has 32; raise kv_tokens"),
-    (request(0, []), "prompt is empty"),
+    (request(0, []), "no token ids; give at least one"),
     (request(0, [-1]), "token ids -1..-1"),
     (request(0, [1], n=0), "n 0 .* must be >= 1"),
     (request(0, [1], new=0), "max_new_tokens 0 must be >= 1"),

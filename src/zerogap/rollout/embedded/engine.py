@@ -1,27 +1,28 @@
 """The embedded engine: schedule, run one batched forward, sample, hand out what ended. One thread drives it.
 
-A sampled token depends only on (weights, its prefix, seed, prompt id, sample index, position); with aligned kernels
-neither batch, chunking, paging, sharing nor preemption changes a bit of it.
+A sampled token depends only on (weights, its prefix, seed, prompt id, sample index, segment, position); with aligned
+kernels neither batch, chunking, paging, sharing, parking nor preemption changes a bit of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from zerogap.model.decoder import Decoder
+from zerogap.rollout.embedded.limits import Limits
 from zerogap.rollout.embedded.pages import PagePool
 from zerogap.rollout.embedded.runner import ModelRunner
 from zerogap.rollout.embedded.scheduler import Scheduler
-from zerogap.rollout.embedded.sequence import Sample
+from zerogap.rollout.embedded.sequence import MAX_SEGMENTS, Sample
 from zerogap.rollout.embedded.stops import StopRule
 from zerogap.rollout.embedded.weights import StagedWeights
 from zerogap.rollout.engine import NonFiniteLogprob
-from zerogap.trajectory import GroupRequest, Trajectory
+from zerogap.trajectory import FinishReason, GroupRequest, Trajectory
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class EngineConfig:
     """max_running: samples decoded together. max_batched_tokens: most rows of one forward; longer prompts are cut.
 
     page_size, kv_tokens: the KV cache in tokens; kv_tokens None: room for max_running sequences of max_context.
-    max_context: most tokens of a sequence, prompt included; None: the model's max_position_embeddings.
-    on_update: "recompute": running samples drop their KV and go on with the new weights. "finish": they end on the
-        old ones before the swap.
+    max_context: most tokens of a sequence, all turns; None: the model's max_position_embeddings. An episode of several
+        turns may also grow to kv_tokens + 1 only.
+    on_update: "recompute": samples that have begun drop their KV and go on with the new weights. "finish": they end on
+        the old ones before the swap, parked ones included.
     """
 
     max_running: int = 64
@@ -70,7 +72,10 @@ class EmbeddedEngine:
         self._runner = ModelRunner(decoder, pages, config.page_size)
         self._pool = PagePool(pages, config.page_size)
         self._scheduler = Scheduler(self._pool, config.max_running, config.max_batched_tokens, self._runner.copy_page)
-        self._stops = StopRule(decoder.eos_token_ids, self.max_context, tokenizer)
+        self._limits = Limits(
+            decoder.config.vocab_size, self.max_context, pages * config.page_size, can_stop=tokenizer is not None
+        )
+        self._stops = StopRule(decoder.eos_token_ids, self._limits.longest, tokenizer)
         self._contract = decoder.contract_digest()
         self._staged = StagedWeights(decoder)
         self._next: tuple[int, dict[str, torch.Tensor]] | None = None  # committed, waits for running samples to end
@@ -82,13 +87,16 @@ class EmbeddedEngine:
 
     def submit(self, request: GroupRequest) -> None:
         """Queue a group; it starts once `version` >= request.min_version. ValueError: it can never be served."""
-        problem = self._problem(request)
-        if problem:
-            raise ValueError(f"group {request.group_id}, prompt {request.prompt_id}: {problem}")
+        if request.group_id in self._scheduler.groups:
+            raise ValueError(
+                f"group {request.group_id}, prompt {request.prompt_id}: a group with this id is still unfinished; give "
+                "each group its own id"
+            )
+        self._limits.check_request(request)
         self._scheduler.add(request)
 
     def step(self) -> list[Trajectory]:
-        """One forward over a mixed batch (decode rows and prefill chunks); the trajectories that ended with it.
+        """One forward over a mixed batch (decode rows and prefill chunks); the trajectories whose turn ended with it.
 
         Raises NonFiniteLogprob before anything of the step is kept.
         """
@@ -104,24 +112,42 @@ class EmbeddedEngine:
             sample.append(token, logprob, self._version)
             reason = self._stops.reason(sample)
             if reason is not None:
-                self._scheduler.finish(sample)
-                done.append(sample.trajectory(reason, self._contract))
+                done.append(self._end_turn(sample, reason))
         self._counters["steps"] += 1
         self._counters["sampled_tokens"] += len(drawn)
         self._counters["prefill_tokens"] += sum(rows for _, rows in batch) - len(drawn)
         self._swap_when_drained()
         return done
 
+    def extend(self, group_id: int, sample_index: int, token_ids: Sequence[int]) -> None:
+        """Tokens that were not sampled, after those of a parked sample; then its next turn. See Engine.extend."""
+        sample, tokens = self._parked(group_id, sample_index), list(token_ids)
+        self._limits.check_tokens(_name(sample), tokens, before=len(sample.tokens))
+        sample.extend(tokens)
+        self._scheduler.come_back(sample)
+
+    def restart(self, group_id: int, sample_index: int, prompt_token_ids: Sequence[int], segment: int) -> None:
+        """A parked sample begins again, from this prompt. See Engine.restart."""
+        sample, prompt = self._parked(group_id, sample_index), list(prompt_token_ids)
+        if not 0 <= segment < MAX_SEGMENTS:
+            raise ValueError(f"{_name(sample)}: segment {segment} must lie in 0..{MAX_SEGMENTS - 1}")
+        self._limits.check_tokens(_name(sample), prompt)
+        self._scheduler.restart(sample, prompt, segment)
+
+    def end(self, group_id: int, sample_index: int) -> None:
+        """Forget a parked sample and release its pages."""
+        self._scheduler.finish(self._parked(group_id, sample_index))
+        self._swap_when_drained()
+
     def has_work(self) -> bool:
-        """True when `step` would run something; groups held for newer weights are no work."""
-        return any(
-            group.request.min_version <= self._version
-            and (len(group.waiting) < len(group.samples) or bool(self._scheduler.startable(group)))
+        """True when `step` would run something; groups held for newer weights and parked samples are no work."""
+        return bool(self._scheduler.running) or any(
+            group.request.min_version <= self._version and self._scheduler.startable(group)
             for group in self._scheduler.groups.values()
         )
 
     def pending(self) -> list[tuple[int, int]]:
-        """(group_id, sample_index) of every unfinished trajectory, held ones included."""
+        """(group_id, sample_index) of every unfinished sample, held and parked ones included."""
         return [(group_id, sample.index) for group_id, g in self._scheduler.groups.items() for sample in g.samples]
 
     def abort(self, group_ids: Iterable[int]) -> None:
@@ -136,7 +162,7 @@ class EmbeddedEngine:
         self._staged.add(version, bucket)
 
     def commit_weights(self, version: int) -> None:
-        """Swap to the staged weights before the next forward ("recompute") or once running samples ended ("finish").
+        """Swap to the staged weights before the next forward ("recompute") or once begun samples ended ("finish").
 
         Raises ValueError when `version` is not newer, WeightMismatch when the staged set is not complete; then the
         staged part is gone and the engine goes on unchanged.
@@ -158,47 +184,43 @@ class EmbeddedEngine:
         self.commit_weights(version)
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start; running, waiting (held groups included), pages and bytes of the KV cache now."""
+        """Counters since the start; samples running, waiting (held ones included) and parked, pages and bytes of the KV
+        cache now.
+
+        preemptions: times that a running sample or a prefix lost its pages; evictions: that a sample without a slot
+        did; pauses: that a running sample lost its slot to an older one that came back.
+        """
+        scheduler = self._scheduler
         return {
             **self._counters,
-            "preemptions": self._scheduler.preemptions,
-            "prefix_forks": self._scheduler.prefix_forks,
-            "running": len(self._scheduler.running),
-            "waiting": sum(len(group.waiting) for group in self._scheduler.groups.values()),
+            "preemptions": scheduler.preemptions,
+            "evictions": scheduler.evictions,
+            "pauses": scheduler.pauses,
+            "prefix_forks": scheduler.prefix_forks,
+            "running": len(scheduler.running),
+            "waiting": sum(len(group.waiting) for group in scheduler.groups.values()),
+            "parked": sum(s.state == "parked" for group in scheduler.groups.values() for s in group.samples),
             "pages_free": self._pool.free,
             "pages_total": self._pool.pages,
             "cache_bytes": self._runner.cache_bytes,
         }
 
-    def _problem(self, request: GroupRequest) -> str | None:
-        """Why the request can never be served, and what to change; None when it can."""
-        sampling, prompt = request.sampling, request.prompt_token_ids
-        if request.group_id in self._scheduler.groups:
-            return "a group with this id is still unfinished; give each group its own id"
-        if not prompt:
-            return "the prompt is empty; give at least one token"
-        if not 0 <= min(prompt) <= max(prompt) < self.decoder.config.vocab_size:
-            return f"token ids {min(prompt)}..{max(prompt)} must lie in 0..{self.decoder.config.vocab_size - 1}"
-        if request.n < 1 or sampling.max_new_tokens < 1:
-            return f"n {request.n} and max_new_tokens {sampling.max_new_tokens} must be >= 1"
-        if not 0 <= sampling.temperature < math.inf:
-            return f"temperature {sampling.temperature} must be >= 0 and finite (0 = most likely token)"
-        if not 0 <= sampling.seed < 2**63:
-            return f"seed {sampling.seed} must lie in 0..2**63 - 1"
-        if "" in sampling.stop:
-            return "stop holds an empty string, which every text contains; remove it"
-        if sampling.stop and self._stops.tokenizer is None:
-            return f"stop {sampling.stop} needs an engine with a tokenizer"
-        if len(prompt) + 1 > self.max_context:
-            return f"{len(prompt)} prompt tokens leave no room for one more in max_context {self.max_context}"
-        # The newest token's keys and values are never needed, so a sequence of n tokens holds n - 1.
-        cached = min(len(prompt) + sampling.max_new_tokens, self.max_context) - 1
-        if self._pool.pages_for(cached) > self._pool.pages:
-            return (
-                f"{len(prompt)} prompt tokens and max_new_tokens {sampling.max_new_tokens} need {cached} tokens of KV, "
-                f"the cache has {self._pool.pages * self.config.page_size}; raise kv_tokens or lower max_new_tokens"
-            )
-        return None
+    def _end_turn(self, sample: Sample, reason: FinishReason) -> Trajectory:
+        if sample.group.request.interactive:
+            self._scheduler.park(sample)
+        else:
+            self._scheduler.finish(sample)
+        return sample.trajectory(reason, self._contract)
+
+    def _parked(self, group_id: int, sample_index: int) -> Sample:
+        group = self._scheduler.groups.get(group_id)
+        for sample in group.samples if group else ():
+            if sample.index == sample_index and sample.state == "parked":
+                return sample
+        raise ValueError(
+            f"group {group_id}, sample {sample_index} is not parked; only a sample of an interactive request can be "
+            "extended, restarted or ended, and only between the end of its turn and its next one"
+        )
 
     def _check_finite(self, drawn: list[tuple[Sample, int, float]]) -> None:
         bad = [(sample, token, logprob) for sample, token, logprob in drawn if not math.isfinite(logprob)]
@@ -206,11 +228,10 @@ class EmbeddedEngine:
             return
         self._counters["nonfinite"] += len(bad)
         sample, token, logprob = bad[0]
-        request = sample.group.request
         raise NonFiniteLogprob(
-            f"group {request.group_id}, prompt {request.prompt_id}, sample {sample.index}: logprob {logprob} for token "
-            f"{token} at index {len(sample.tokens)}, weight version {self._version} ({len(bad)} such in this step); "
-            "the forward pass is broken, check the weights for NaN and the learning rate"
+            f"{_name(sample)}: logprob {logprob} for token {token} at index {len(sample.tokens)}, weight "
+            f"version {self._version} ({len(bad)} such in this step); the forward pass is broken, check "
+            "the weights for NaN and the learning rate"
         )
 
     def _swap_when_drained(self) -> None:
@@ -228,3 +249,8 @@ class EmbeddedEngine:
         self._version, self._next = version, None
         self._scheduler.draining = False
         self._counters["weight_updates"] += 1
+
+
+def _name(sample: Sample) -> str:
+    request = sample.group.request
+    return f"group {request.group_id}, prompt {request.prompt_id}, sample {sample.index}"

@@ -1,20 +1,26 @@
-"""Decides which rows run next and who holds pages: continuous batching, prefix sharing, preemption. No tensors.
+"""Decides which rows run next and who holds pages: batching, prefix sharing, preemption, parking. No tensors.
 
 Two rules carry everything. A step runs rows tokens[computed : computed + chunk] of some sequences. When pages run
-out, the asker may preempt holders younger than itself, the youngest first: pages released, computed = 0, tokens kept.
+out, the asker takes those of samples without a slot (parked, or waiting again), then it preempts holders younger than
+itself, each time the youngest first: pages released, computed = 0, tokens kept.
 
-Why nothing waits for ever. Let s be the oldest unfinished sample that may run.
-(1) While s holds pages nobody can take them: only an older asker could, and there is none. (A prefix that is older
-    than s has an older waiting sample; a prefix of its own group asks for pages only on behalf of a waiting sample
-    that is younger than s, so it is younger too.)
-(2) While s waits, it has a slot: younger samples start only on slots that no older waiting sample needs, and a
-    preempted sample leaves its own. Its group's prefix is then the oldest of all and can take every page, and it fits
-    because s fits (submit refuses what does not); then s can take every page except the prefix's, and when even the
-    copied page is missing it takes over the prefix's own pages, which always suffices (see `_fork`).
+Why nothing waits for ever. Let s be the oldest unfinished sample that may run: not parked, not held by its min_version
+or by a drain. Assume that finitely many groups and turns arrive meanwhile.
+(1) While s runs nobody can take its pages or its slot: only an older asker could, and there is none. (A prefix that is
+    older than s has an older waiting sample; a prefix of its own group asks for pages only on behalf of a waiting
+    sample that is younger than s, so it is younger too.)
+(2) While s waits, it has a slot, because no older sample runs and of younger ones at most max_running - 1: they start
+    only on slots that no older waiting sample needs, a preempted sample leaves its own, and a sample that comes back
+    when younger ones have all slots takes that of the youngest (see `come_back`).
+    It has pages, because those of samples without a slot are anybody's. If it is to fork its group's prefix, that is
+    the oldest of all and can take every page, and it fits because s fits (the engine refuses what does not); then s can
+    take every page except the prefix's, and when even the copied page is missing it takes over the prefix's own pages,
+    which always suffices (see `_fork`). Else it keeps what pages it has and can take every other.
 (3) The rows of s are scheduled: one row of s goes first among the decode rows; a longer rest goes first among the
     prefill chunks, behind decode rows that are finite in number (new ones come only from prefills behind s, or from
     finitely many finished prefixes).
-So s computes, samples and ends after at most max_new_tokens tokens, then the next oldest does.
+So s computes and samples, and its turn ends after at most max_new_tokens tokens; then the next oldest's does. A turn
+makes its sequence longer, up to the context, and its caller restarts an episode finitely often: every episode ends.
 """
 
 from __future__ import annotations
@@ -34,7 +40,8 @@ class Scheduler:
     """Owns groups, their samples and prefixes, and the page pool.
 
     copy_page: called with (source, target) when a shared prefix's last, partial page is copied.
-    running: samples that hold pages, oldest first. prefixes: prefixes that hold pages.
+    running: samples with a slot, oldest first; they hold pages. spare: samples without one that hold pages, oldest
+        first. prefixes: prefixes that hold pages.
     draining: no sample that has not run yet may start (on_update "finish", until the swap).
     """
 
@@ -46,9 +53,12 @@ class Scheduler:
         self.max_batched_tokens = max_batched_tokens
         self.groups: dict[int, Group] = {}
         self.running: list[Sample] = []
+        self.spare: list[Sample] = []
         self.prefixes: list[Prefix] = []
         self.draining = False
         self.preemptions = 0
+        self.evictions = 0
+        self.pauses = 0
         self.prefix_forks = 0
         self._copy_page = copy_page
         self._arrivals = 0
@@ -79,10 +89,30 @@ class Scheduler:
                 self._budget -= rows
         return list(self._batch.items())
 
-    def finish(self, sample: Sample) -> None:
-        """The sample has ended: release what it holds."""
-        self._release(sample)
+    def park(self, sample: Sample) -> None:
+        """Its turn has ended: it leaves its slot, and keeps its pages until somebody needs them."""
         self.running.remove(sample)
+        sample.state = "parked"
+        insort(self.spare, sample, key=by_age)
+
+    def come_back(self, sample: Sample) -> None:
+        """A parked sample goes on. Where no slot is free, it takes that of the youngest sample if that is younger."""
+        self._wait(sample)
+        if len(self.running) == self.max_running and self.running[-1].order > sample.order:
+            youngest = self.running.pop()
+            self._wait(youngest)
+            insort(self.spare, youngest, key=by_age)
+            self.pauses += 1
+
+    def restart(self, sample: Sample, prompt: list[int], segment: int) -> None:
+        """A parked sample goes on from another prompt."""
+        self._withdraw(sample)
+        sample.begin(prompt, segment)
+        self.come_back(sample)
+
+    def finish(self, sample: Sample) -> None:
+        """The sample, running or parked, has ended: release what it holds."""
+        self._withdraw(sample)
         group = sample.group
         group.samples.remove(sample)
         if not group.samples:
@@ -92,18 +122,14 @@ class Scheduler:
     def abort(self, group_id: int) -> None:
         group = self.groups.pop(group_id)
         for sample in group.samples:
-            if sample.pages:
-                self._release(sample)
-                self.running.remove(sample)
+            self._withdraw(sample)
         group.waiting.clear()
         self._drop_useless_prefix(group)
 
     def drop_all(self) -> None:
-        """Release every page (weight update): running samples wait again and keep their tokens."""
-        for prefix in list(self.prefixes):
-            self._drop(prefix)
-        for sample in list(self.running):
-            self._drop(sample)
+        """Release every page (weight update): running samples wait again, all keep their tokens."""
+        for holder in (*self.prefixes, *self.running, *self.spare):
+            self._drop(holder)
 
     def drain(self) -> None:
         """From now on only samples that have run go on; prefixes that serve none of them are released."""
@@ -141,11 +167,13 @@ class Scheduler:
             waiting = list(self.startable(group))
             prefix = group.prefix
             for i, sample in enumerate(waiting[:slots]):
-                if not prefix.pages and prefix.tokens and len(waiting) - i >= 2 and not self._start_prefix(prefix):
+                shared = not prefix.pages and prefix.tokens and sample.forks
+                if shared and sum(other.forks for other in waiting[i:]) >= 2 and not self._start_prefix(prefix):
                     return
-                if prefix.pages and prefix.remaining > 0:
-                    break
-                if not (self._fork(sample) if prefix.pages else self._start(sample)):
+                forks = sample.forks and bool(prefix.pages)
+                if forks and prefix.remaining > 0:
+                    continue
+                if not (self._fork(sample) if forks else self._start(sample)):
                     return
             slots -= len(waiting)
 
@@ -159,11 +187,18 @@ class Scheduler:
         return True
 
     def _start(self, sample: Sample) -> bool:
-        """Give the sample pages for all its tokens; it computes them itself."""
-        pages = self.pool.pages_for(len(sample.tokens))
-        if not self._make_room(sample, pages):
+        """Give the sample pages for all its tokens, beside those it still has; it computes the rest itself."""
+        kept = bool(sample.pages)
+        if kept:
+            self.spare.remove(sample)
+        missing = self.pool.pages_for(len(sample.tokens)) - len(sample.pages)
+        if not self._make_room(sample, missing):
+            if kept:
+                insort(self.spare, sample, key=by_age)
             return False
-        sample.pages = self.pool.allocate(pages)
+        sample.pages += self.pool.allocate(missing)
+        if not kept:
+            sample.kv_version = self._version
         self._run(sample)
         return True
 
@@ -177,7 +212,7 @@ class Scheduler:
         computed = prefix.computed
         total = self.pool.pages_for(len(sample.tokens))
         full = computed // self.pool.page_size
-        is_last = len(self.startable(sample.group)) == 1
+        is_last = sum(other.forks for other in self.startable(sample.group)) == 1
         if not is_last and self._make_room(sample, total - full):
             fresh = self.pool.allocate(total - full)
             shared = prefix.pages[:full]
@@ -192,6 +227,7 @@ class Scheduler:
         else:
             return False
         sample.computed = computed
+        sample.kv_version = prefix.kv_version
         self.prefix_forks += 1
         self._run(sample)
         self._drop_useless_prefix(sample.group)
@@ -199,13 +235,21 @@ class Scheduler:
 
     def _run(self, sample: Sample) -> None:
         sample.started = True
-        sample.kv_version = self._version
+        sample.state = "running"
         sample.group.waiting.remove(sample)
         insort(self.running, sample, key=by_age)
 
+    def _wait(self, sample: Sample) -> None:
+        sample.state = "waiting"
+        insort(sample.group.waiting, sample, key=by_age)
+
     def _make_room(self, asker: Sequence, pages: int) -> bool:
-        """Preempt holders younger than the asker, the youngest first, until `pages` pages are free."""
+        """Take pages of others, by the rule above, until `pages` of them are free."""
         while self.pool.free < pages:
+            if self.spare:
+                self._drop(self.spare[-1])
+                self.evictions += 1
+                continue
             holders = (*self.prefixes, *self.running[-1:])
             victim = max(holders, key=by_age, default=asker)
             if victim.order <= asker.order:
@@ -218,15 +262,26 @@ class Scheduler:
         """Back to the start, tokens kept; rows already scheduled in this step are taken back."""
         self._budget += self._batch.pop(holder, 0)
         self._release(holder)
-        if isinstance(holder, Sample):
-            self.running.remove(holder)
-            insort(holder.group.waiting, holder, key=by_age)
-        elif isinstance(holder, Prefix):
+        if isinstance(holder, Prefix):
             self.prefixes.remove(holder)
+        elif isinstance(holder, Sample):
+            if holder.state == "running":
+                self.running.remove(holder)
+                self._wait(holder)
+            else:
+                self.spare.remove(holder)
 
     def _drop_useless_prefix(self, group: Group) -> None:
-        if group.prefix.pages and not self.startable(group):
+        if group.prefix.pages and not any(sample.forks for sample in self.startable(group)):
             self._drop(group.prefix)
+
+    def _withdraw(self, sample: Sample) -> None:
+        """Out of its slot, and of all its pages."""
+        if sample.state == "running":
+            self.running.remove(sample)
+        elif sample.pages:
+            self.spare.remove(sample)
+        self._release(sample)
 
     def _release(self, holder: Sequence) -> None:
         self.pool.release(holder.pages)

@@ -1,4 +1,4 @@
-"""When a trajectory ends, and why."""
+"""When a turn ends, and why."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from zerogap.trajectory import FinishReason
 
 
 class StopRule:
-    """eos_token_ids end a sequence at once (the sampled id stays). max_context: most tokens of a sequence.
+    """eos_token_ids end a turn at once (the sampled id stays). max_context: most tokens of a sequence, all turns.
 
-    tokenizer: decodes the tail of the sampled tokens for stop strings; None where no request has any.
+    tokenizer: decodes the tail of a turn's sampled tokens for stop strings; None where no request has any.
     """
 
     def __init__(self, eos_token_ids: tuple[int, ...], max_context: int, tokenizer: Any | None) -> None:
@@ -20,13 +20,13 @@ class StopRule:
         self.tokenizer = tokenizer
 
     def reason(self, sample: Sample) -> FinishReason | None:
-        """Why the sample ends with its newest token; None: it goes on."""
+        """Why the turn ends with its newest token; None: it goes on."""
         sampling = sample.sampling
         if sample.tokens[-1] in self.eos_token_ids:
             return "eos"
-        if sampling.stop and self._has_stop_string(sample.sampled, sampling.stop):
+        if sampling.stop and self._has_stop_string(sample.turn, sampling.stop):
             return "stop_string"
-        if len(sample.logprobs) >= sampling.max_new_tokens:
+        if len(sample.tokens) - sample.turn_start >= sampling.max_new_tokens:
             return "length"
         if len(sample.tokens) >= self.max_context:
             return "context"
