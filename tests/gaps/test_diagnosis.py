@@ -22,7 +22,8 @@ def rescored(scene: Scene, trajectories: list[Trajectory] | None = None) -> Resc
     split = split_tokens(scene.decoder, scene.snapshots, chosen, scene.version, 512)
     version = int(split.versions_N.mode().values)
     rollouts = [Rollout(line, trajectory) for line, trajectory in enumerate(chosen, 1)]
-    return Rescored(rollouts, split, True, True, scene.decoder.view(scene.snapshots[version]), version)
+    lagged_N = torch.ones(split.checked, dtype=torch.bool)
+    return Rescored(rollouts, split, True, lagged_N, scene.decoder.view(scene.snapshots[version]), version)
 
 
 def audit(found: Rescored) -> tuple[Report, list[Finding], str]:

@@ -44,7 +44,7 @@ def test_healthy_run(lag: int) -> None:
     split = split_of(scene)
     assert split.unequal == 0 and split.first_unequal() is None
     assert split.checked == sum(t.num_sampled for t in scene.trajectories)
-    assert (split.version - split.versions_N).unique().tolist() == [lag - 1, lag]
+    assert split.ages_N.unique().tolist() == [lag - 1, lag]
     assert bool((split.kernel_N == 0).all())
     assert float(split.lag_N.abs().max()) > 1e-3
 

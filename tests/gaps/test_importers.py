@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerogap.gaps.audit.importers import read_rollouts
+from zerogap.gaps.audit.importers import IMPORTERS, read_rollouts
 from zerogap.gaps.audit.schema import RolloutFileError
 from zerogap.trajectory import NOT_SAMPLED, SamplingParams, Trajectory
 
@@ -21,9 +21,32 @@ OWN: dict[str, Any] = {
     "temperature": 0.5,
     "finish_reason": "stop",
 }
-# The end mark 2 is also the padding id (R10): only masks tell the two apart.
-SAME = {
+# The end mark 2 is also the padding id: only masks tell the two apart.
+SAME: dict[str, dict[str, Any]] = {
+    # A line of token_exports/step_N/rank_R.jsonl, with the columns that we do not read.
     "prime-rl": {
+        "schema_version": 1,
+        "step": 4,
+        "export_step": 4,
+        "rank": 0,
+        "run_id": None,
+        "env_name": "reverse-text",
+        "token_ids": [5, 6, 7, 8, 2],
+        "position_ids": [0, 1, 2, 3, 4],
+        "loss_mask": [False, False, True, False, True],
+        "advantages": [0.0, 0.0, 0.5, 0.0, 0.5],
+        "inference_logprobs": [0.0, 0.0, -0.5, 0.0, -0.25],
+        "trainer_logprobs": [0.0, -3.0, -0.51, -2.0, -0.26],
+        "mismatch_kl": [None, None, 1e-4, None, 1e-4],
+    },
+    "prime-rl-sample": {
+        "token_ids": [5, 6, 7, 8, 2],
+        "mask": [False, False, True, False, True],
+        "logprobs": [0.0, 0.0, -0.5, 0.0, -0.25],
+        "temperatures": [1.0, 1.0, 0.5, 1.0, 0.5],
+        "env_name": "reverse-text",
+    },
+    "prime-rl-split": {
         "prompt_ids": [5, 6],
         "prompt_mask": [False, False],
         "completion_ids": [7, 8, 2],
@@ -38,6 +61,21 @@ SAME = {
         "completion_mask": [1, 1, 1, 0],
         "tool_mask": [1, 0, 1, 1],
         "sampling_per_token_logps": [-0.5, 0.0, -0.25, 0.0],
+    },
+    # One row that `trl vllm-serve` returned with logprobs=2: by rank, so that the sampled token may stand anywhere.
+    "trl-ranked": {
+        "prompt_ids": [5, 6],
+        "completion_ids": [7, 8, 2],
+        "logprobs": [[-0.5], [0.0], [-0.1, -0.25, -4.0]],
+        "logprob_token_ids": [[7], [8], [9, 2, 7]],
+        "env_mask": [1, 0, 1],
+    },
+    "trl-served": {
+        "prompt_ids": [[5, 6]],
+        "completion_ids": [[7, 8, 2]],
+        "logprobs": [[[-0.5], [0.0], [-0.25]]],
+        "logprob_token_ids": [[[7], [8], [2]]],
+        "env_mask": [[1, 0, 1]],
     },
     "verl": {
         "prompts": [2, 2, 5, 6],
@@ -73,9 +111,11 @@ def test_own_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize("importer", SAME)
 @pytest.mark.parametrize("named", [True, False])
 def test_each_format_is_recognised_and_means_the_same(tmp_path: Path, importer: str, named: bool) -> None:
+    """Field case R10, too: where the end mark is the padding id, the sampled one keeps its place and its mask."""
     extra = {"version": 3, "temperature": 0.5, "finish_reason": "stop"}
     path = write(tmp_path / "r.jsonl", SAME[importer] | extra)
-    assert read_rollouts(path, importer if named else "auto", 1.0) == [
+    name = importer if importer in IMPORTERS else "trl"
+    assert read_rollouts(path, name if named else "auto", 1.0) == [
         *read_rollouts(write(tmp_path / "own.jsonl", OWN), "zerogap", 1.0)
     ]
 
@@ -98,7 +138,14 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist([OWN, OWN]), tmp_path / "r.parquet")
     rows = read_rollouts(tmp_path / "r.parquet", "auto", 1.0)
     assert rows == read_rollouts(write(tmp_path / "r.jsonl", OWN, OWN), "auto", 1.0)
-    (tmp_path / "broken.parquet").write_bytes(b"no parquet")
+    whole = (tmp_path / "r.parquet").read_bytes()
+    for content in (b"no parquet", whole[: len(whole) // 2], whole[:-6], b""):
+        (tmp_path / "broken.parquet").write_bytes(content)
+        with pytest.raises(RolloutFileError, match=r"broken\.parquet is not a readable Parquet file"):
+            read_rollouts(tmp_path / "broken.parquet", "auto", 1.0)
+    damaged = bytearray(whole)
+    damaged[4:60] = bytes(56)  # the footer is whole, a page is not
+    (tmp_path / "broken.parquet").write_bytes(damaged)
     with pytest.raises(RolloutFileError, match=r"broken\.parquet is not a readable Parquet file"):
         read_rollouts(tmp_path / "broken.parquet", "auto", 1.0)
 
@@ -152,9 +199,49 @@ def test_a_format_without_its_mask_is_refused(tmp_path: Path, importer: str, fie
     assert f"line 1: field '{field}' is missing" in refusal(tmp_path, record)
 
 
+@pytest.mark.parametrize(
+    ("importer", "change", "message"),
+    [
+        ("prime-rl", {"position_ids": [3, 4, 5, 6, 7]}, "line 1: field 'position_ids' does not count"),
+        ("prime-rl", {"inference_logprobs": [0.0]}, "line 1: field 'inference_logprobs' has 1 entries, but it must"),
+        ("prime-rl-sample", {"temperatures": [1, 1, 0.5, 1, 0.6]}, "line 1: field 'temperatures' has several values"),
+        ("trl-ranked", {"logprob_token_ids": None}, "line 1: field 'logprobs' holds several values a token"),
+        ("trl-ranked", {"logprob_token_ids": [[7], [8], [9, 3, 7]]}, "is [9, 3, 7] at position 2: the sampled token 2"),
+        ("trl-ranked", {"logprob_token_ids": [[7], [8], [9, 2]]}, "is [9, 2] at position 2"),
+        ("trl-served", {"completion_ids": [[7], [8], [2]], "prompt_ids": [[5], [6]]}, "3 entries, which 2 prompts"),
+        ("trl-served", {"completion_ids": [[7, 8, 2], [7]]}, "line 1 completion 0: field 'logprobs' has 1 entries"),
+    ],
+)
+def test_a_field_of_another_format_is_named(
+    tmp_path: Path, importer: str, change: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(tmp_path, SAME[importer] | change)
+
+
+def test_prompts_of_an_answer_are_shared_by_their_completions(tmp_path: Path) -> None:
+    """Two prompts, two completions each; the error of one names it."""
+    answer = {
+        "prompt_ids": [[5], [6, 6]],
+        "completion_ids": [[7], [8, 2], [9], [2]],
+        "logprobs": [[-1.0], [-2.0, -3.0], [-4.0], [-5.0]],
+    }
+    rollouts = read_rollouts(write(tmp_path / "r.jsonl", answer), "auto", 1.0)
+    assert [r.trajectory.token_ids for r in rollouts] == [[5, 7], [5, 8, 2], [6, 6, 9], [6, 6, 2]]
+    assert [r.trajectory.logprobs for r in rollouts][1] == [0.0, -2.0, -3.0]
+    broken = answer | {"logprobs": [[-1.0], [-2.0], [-4.0], [-5.0]]}
+    assert "line 1 completion 1: field 'logprobs' has 1 entries" in refusal(tmp_path, broken)
+
+
 @pytest.mark.parametrize("record", [{"input": "1+1", "output": "2"}, {"prompt": "1+1", "completion": "2"}])
 def test_text_is_refused(tmp_path: Path, record: dict[str, Any]) -> None:
     assert "are text" in refusal(tmp_path, record)
+
+
+def test_text_that_is_no_utf8_names_line_and_byte(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(json.dumps(OWN).encode() + b'\n{"finish_reason": "\xff"}\n')
+    with pytest.raises(RolloutFileError, match=r"x\.jsonl line 2: byte 20 \(0xff\) is not UTF-8"):
+        read_rollouts(path, "auto", 1.0)
 
 
 def test_unknown_fields_broken_json_and_nothing(tmp_path: Path) -> None:

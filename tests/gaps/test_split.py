@@ -51,7 +51,7 @@ def bare_split(behaviour: list[float], own: list[float], current: list[float], v
     """A split of given logprobs, at learner version 3."""
     owners_N = torch.zeros(len(behaviour), dtype=torch.int64)
     logprobs = [torch.tensor(values, dtype=torch.float32) for values in (behaviour, own, current)]
-    return Split([], 3, owners_N, owners_N, torch.tensor(versions), *logprobs)
+    return Split([], torch.full_like(owners_N, 3), owners_N, owners_N, torch.tensor(versions), *logprobs)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -171,7 +171,7 @@ logprob = st.floats(-120.0, 0.0, width=32)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(logprob, logprob, logprob), min_size=1, max_size=8))
 def test_parts_add_up(logprobs: list[tuple[float, float, float]]) -> None:
-    """LAG + KERNEL = total for each token within one fp32 rounding, as kept and as stored in fp32."""
+    """Field case 45: LAG + KERNEL = total for each token within one fp32 rounding, as kept and as stored in fp32."""
     behaviour, own, current = (list(values) for values in zip(*logprobs, strict=True))
     split = bare_split(behaviour, own, current, [0] * len(behaviour))
     lag, kernel, total = (part_N.numpy() for part_N in (split.lag_N, split.kernel_N, split.total_N))

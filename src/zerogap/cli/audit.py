@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TOKEN_BUDGET = 4096  # packed rows per forward: memory, not bits
 
 EXAMPLES = """  zerogap audit runs/tiny
-      a run folder: tokens whose weights are still there as a checkpoint
+      a run folder: tokens whose weights are still there (start model, checkpoints)
   zerogap audit rollouts.jsonl --model FOLDER
       rollouts of any engine against the weights that sampled them: KERNEL
   zerogap audit rollouts.parquet --model TRAINED --behaviour-model SAMPLED --temperature 0.7
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Exit code 0: the audit is done, whatever it found (--json has the counts); 2: the input does not fit."
     )
     parser = command_parser("audit", description, EXAMPLES)
-    parser.add_argument("source", metavar="RUN|FILE", help="a run folder, or rollouts as .jsonl or .parquet")
+    parser.add_argument("source", metavar="RUN|FILE", help="a run folder, or rollouts as .jsonl, .parquet or .pt")
     parser.add_argument("--model", metavar="[V=]DIR", help="the weights that are trained (alone: that sampled, too)")
     parser.add_argument(
         "--behaviour-model", action="append", default=[], metavar="[V=]DIR", help="the weights that sampled"
@@ -79,13 +79,14 @@ def run(args: argparse.Namespace) -> int:
     from zerogap.gaps.audit.diagnosis import diagnose
     from zerogap.gaps.audit.rescore import rescore
     from zerogap.gaps.audit.verdict import verdict
-    from zerogap.runtime.audited_run import read_run
 
     torch.set_num_threads(threads)
     left_out, kernels, dtype = 0, args.kernels or "aligned", args.dtype or "float32"
     if source.is_dir():
         if args.model or args.behaviour_model:
             raise BadInput(f"{source} is a run folder and has its own weights; give the file in it to use --model")
+        from zerogap.runtime.audited_run import read_run
+
         found = read_run(source)
         rollouts, models, left_out = found.rollouts, found.models, found.left_out
         kernels, dtype = args.kernels or found.kernels, args.dtype or found.dtype

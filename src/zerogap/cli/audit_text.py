@@ -23,7 +23,9 @@ def show(answer: Mapping[str, Any]) -> None:
     console.print(Text(answer["verdict"], style="bold"))
     console.print(f"{answer['unequal']:,} of {answer['checked']:,} tokens unequal, {answer['rollouts']:,} rollouts")
     if answer["tokens_without_weights"]:
-        console.print(f"{answer['tokens_without_weights']:,} more tokens: their weights are no longer there")
+        console.print(f"{answer['tokens_without_weights']:,} more left out: the weights that sampled them have gone")
+    if answer["without_lag"]:
+        console.print(f"{answer['without_lag']:,} without LAG: the weights that were trained on them have gone")
     for line, position in answer["non_finite"][:20]:
         console.print(f"line {line} position {position}: no finite log-probability")
     for name in SHOWN:
@@ -36,7 +38,7 @@ def show(answer: Mapping[str, Any]) -> None:
     for by, rows in answer["tables"].items():
         table = Table(by, "tokens", "unequal", "mean |log-ratio|", "KERNEL part", "largest", title=f"by {by}")
         for row in rows:
-            numbers = (f"{row[key]:.3g}" for key in ("gap", "kernel", "worst"))
+            numbers = ("" if row[key] is None else f"{row[key]:.3g}" for key in ("gap", "kernel", "worst"))
             table.add_row(row["group"], f"{row['tokens']:,}", f"{row['unequal']:,}", *numbers)
         console.print(table)
     if answer["worst"]:

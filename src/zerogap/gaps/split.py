@@ -53,14 +53,14 @@ class Mismatch:
 class Split:
     """N sampled tokens, trajectory by trajectory, each with its three log-probabilities (fp32).
 
-    version: k, the learner's. owners_N, positions_N: int64, index of the trajectory, and of the token in its ids.
-    versions_N: int64, v of each token. recorded_N: log mu. own_N: log pi_v. current_N: log pi_k.
+    trained_N: int64, k of each token. owners_N, positions_N: int64, index of the trajectory, and of the token in its
+    ids. versions_N: int64, v of each token. recorded_N: log mu. own_N: log pi_v. current_N: log pi_k.
 
     The parts are differences in float64: of fp32 log-probabilities, LAG + KERNEL is the total within one fp32 rounding.
     """
 
     trajectories: Sequence[Trajectory]
-    version: int
+    trained_N: torch.Tensor
     owners_N: torch.Tensor
     positions_N: torch.Tensor
     versions_N: torch.Tensor
@@ -79,6 +79,11 @@ class Split:
     @property
     def kernel_N(self) -> torch.Tensor:
         return self.own_N.double() - self.recorded_N.double()
+
+    @property
+    def ages_N(self) -> torch.Tensor:
+        """int64: k - v, in updates."""
+        return self.trained_N - self.versions_N
 
     @property
     def unequal_N(self) -> torch.Tensor:
@@ -143,7 +148,8 @@ def split_tokens(
         current_N[named_N] = (
             own_N[named_N] if own_version == version else torch.cat(score(current, members, token_budget))
         )
-    return Split(trajectories, version, owners_N, positions_N, versions_N, recorded_N, own_N, current_N)
+    trained_N = torch.full_like(versions_N, version)
+    return Split(trajectories, trained_N, owners_N, positions_N, versions_N, recorded_N, own_N, current_N)
 
 
 def gap_statistics(split: Split) -> dict[str, float]:
@@ -152,7 +158,7 @@ def gap_statistics(split: Split) -> dict[str, float]:
     statistics: dict[str, float] = {}
     if not split.checked:
         return statistics
-    ages_N = split.version - split.versions_N
+    ages_N = split.ages_N
     for name, part_N in (("total", split.total_N), ("lag", split.lag_N), ("kernel", split.kernel_N)):
         statistics |= {
             f"gap/{name}/mean": float(part_N.mean()),

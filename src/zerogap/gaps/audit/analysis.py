@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zerogap.gaps.audit.rescore import Rescored
+from zerogap.gaps.audit.rescore import UNKNOWN, Rescored
 from zerogap.gaps.split import Split, gap_statistics
 from zerogap.learner.statistics import ratio_statistics, sequence_statistics
 from zerogap.trajectory import Trajectory
@@ -23,14 +23,15 @@ CONTEXT_TOKENS = 12  # shown before a worst token
 
 @dataclass(frozen=True)
 class Row:
-    """One group of tokens. gap: mean of |log-ratio| (total), kernel: of its KERNEL part, worst: largest |log-ratio|."""
+    """One group of tokens. gap: mean of |log-ratio| (total), kernel: of its KERNEL part, worst: largest |log-ratio|.
+    gap and worst are of the tokens whose LAG was measured, None without one; of all where LAG was not asked for."""
 
     group: str
     tokens: int
     unequal: int
-    gap: float
+    gap: float | None
     kernel: float
-    worst: float
+    worst: float | None
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,15 @@ class WorstToken:
 
 @dataclass(frozen=True)
 class Report:
-    """statistics: names as in a run's metrics. tables: by what, then rows. non_finite: (line, position)."""
+    """statistics: names as in a run's metrics, of the tokens whose LAG was measured; gap/kernel/* of all. tables: by
+    what, then rows. non_finite: (line, position). without_lag: tokens whose LAG was asked for and not measured."""
 
     rollouts: int
     checked: int
     unequal: int
     non_finite: list[tuple[int, int]]
     lag_measured: bool
+    without_lag: int
     statistics: dict[str, float]
     tables: dict[str, list[Row]]
     worst: list[WorstToken]
@@ -70,34 +73,41 @@ def analyse(rescored: Rescored, decode: Callable[[Sequence[int]], str] | None) -
     split, finite_N = rescored.split, rescored.finite_N
     lines = [rollout.line for rollout in rescored.rollouts]
     bad = zip(split.owners_N[~finite_N].tolist(), split.positions_N[~finite_N].tolist(), strict=True)
-    kept = _select(split, finite_N)
-    statistics = ratio_statistics(kept.total_N, (kept.version - kept.versions_N).clamp(min=0))
-    statistics |= sequence_statistics(kept.total_N, kept.owners_N) | gap_statistics(kept)
+    kept, lagged_N = _select(split, finite_N), rescored.lagged_N[finite_N]
+    lag_measured = bool(lagged_N.any())
+    compared_N = lagged_N if lag_measured else torch.ones_like(lagged_N)
+    statistics = _statistics(_select(kept, compared_N), lag_measured)
+    statistics |= {name: value for name, value in _statistics(kept, False).items() if name.startswith("gap/kernel/")}
     return Report(
         rollouts=len(lines),
         checked=split.checked,
         unequal=split.unequal,
         non_finite=[(lines[owner], position) for owner, position in bad],
-        lag_measured=rescored.lag_measured,
-        statistics={name: value for name, value in statistics.items() if _measured(name, rescored)},
-        tables=_tables(kept, rescored.ages_known),
+        lag_measured=lag_measured,
+        without_lag=int((~lagged_N).sum()) if rescored.lag_asked else 0,
+        statistics=statistics,
+        tables=_tables(kept, compared_N),
         worst=_worst(kept, lines, decode),
     )
 
 
-def _measured(name: str, rescored: Rescored) -> bool:
-    """False for LAG without a second model, and for ages without its version."""
-    if name.startswith(("lag/", "ess/age_")) or "/age_" in name:
-        return rescored.ages_known
-    return rescored.lag_measured or not name.startswith("gap/lag/")
+def _statistics(split: Split, lag_measured: bool) -> dict[str, float]:
+    """Without LAG where it was not measured, and without ages where nothing says the version that was trained."""
+    ages_known = lag_measured and bool((split.trained_N != UNKNOWN).all())
+    statistics = ratio_statistics(split.total_N, split.ages_N.clamp(min=0))
+    statistics |= sequence_statistics(split.total_N, split.owners_N) | gap_statistics(split)
+    aged = ("lag/", "ess/age_", "gap/total/age_", "gap/lag/age_", "gap/kernel/age_")
+    left_out = (*(() if ages_known else aged), *(() if lag_measured else ("gap/lag/",)))
+    return {name: value for name, value in statistics.items() if not name.startswith(left_out)}
 
 
 def _select(split: Split, chosen_N: torch.Tensor) -> Split:
     tensors = (split.owners_N, split.positions_N, split.versions_N, split.recorded_N, split.own_N, split.current_N)
-    return Split(split.trajectories, split.version, *(tensor[chosen_N] for tensor in tensors))
+    return Split(split.trajectories, split.trained_N[chosen_N], *(tensor[chosen_N] for tensor in tensors))
 
 
-def _tables(split: Split, ages_known: bool) -> dict[str, list[Row]]:
+def _tables(split: Split, compared_N: torch.Tensor) -> dict[str, list[Row]]:
+    """compared_N: bool, tokens whose total counts (the others have KERNEL only)."""
     places_N = _sampled_index(split)
     lengths = [trajectory.num_sampled for trajectory in split.trajectories]
     owners = split.owners_N.tolist()
@@ -107,9 +117,12 @@ def _tables(split: Split, ages_known: bool) -> dict[str, list[Row]]:
         "version": [(version, str(version)) for version in split.versions_N.tolist()],
         "finish reason": [(0, split.trajectories[owner].finish_reason) for owner in owners],
     }
-    if ages_known:
-        labels["age"] = [(age, str(age)) for age in (split.version - split.versions_N).tolist()]
-    return {by: _rows(split, values) for by, values in labels.items()}
+    tables = {by: _rows(split, compared_N, values) for by, values in labels.items()}
+    aged_N = compared_N & (split.trained_N != UNKNOWN)
+    if bool(aged_N.any()):
+        aged = _select(split, aged_N)
+        tables["age"] = _rows(aged, aged_N[aged_N], [(age, str(age)) for age in aged.ages_N.tolist()])
+    return tables
 
 
 def _sampled_index(split: Split) -> torch.Tensor:
@@ -132,7 +145,7 @@ def _bucket(number: int) -> tuple[int, str]:
     return last, str(last) if first >= last else f"{first}-{last}"
 
 
-def _rows(split: Split, labels: list[tuple[int, str]]) -> list[Row]:
+def _rows(split: Split, compared_N: torch.Tensor, labels: list[tuple[int, str]]) -> list[Row]:
     total_N, kernel_N, unequal_N = split.total_N.abs(), split.kernel_N.abs(), split.unequal_N
     members: dict[tuple[int, str], list[int]] = {}
     for index, label in enumerate(labels):
@@ -140,11 +153,10 @@ def _rows(split: Split, labels: list[tuple[int, str]]) -> list[Row]:
     rows = []
     for (_, text), indices in sorted(members.items()):
         chosen = torch.tensor(indices)
-        part_N = total_N[chosen]
+        part_N = total_N[chosen][compared_N[chosen]]
+        mean, largest = (float(part_N.mean()), float(part_N.max())) if part_N.numel() else (None, None)
         unequal = int(unequal_N[chosen].sum())
-        rows.append(
-            Row(text, len(indices), unequal, float(part_N.mean()), float(kernel_N[chosen].mean()), float(part_N.max()))
-        )
+        rows.append(Row(text, len(indices), unequal, mean, float(kernel_N[chosen].mean()), largest))
     return rows
 
 

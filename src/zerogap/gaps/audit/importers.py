@@ -1,45 +1,59 @@
 """Rollouts of other frameworks in our schema: one small function per format, chosen by the fields of the first record.
 
 Formats as their sources have them:
-- prime-rl: PrimeIntellect-ai/prime-rl, src/prime_rl/transport/types.py (TrainingExample)
+- prime-rl: PrimeIntellect-ai/prime-rl, src/prime_rl/trainer/rl/token_export.py (token_exports/step_N/rank_R.jsonl) and
+  src/prime_rl/transport/types.py (TrainingSample: one flat sequence; before that, prompt and completion apart)
 - trl: huggingface/trl, trl/trainer/grpo_trainer.py (what a `rollout_func` returns; the tensors of a generated batch)
+  and trl/generation/vllm_generation.py (what `trl vllm-serve` answers: log-probabilities by rank)
 - verl: volcengine/verl, verl/experimental/agent_loop/agent_loop.py (the DataProto of generate_sequences)
+- molt: see molt.py
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerogap.gaps.audit.molt import molt_records
+from zerogap.gaps.audit.record_files import Record, json_records, parquet_records
 from zerogap.gaps.audit.schema import Rollout, RolloutFileError, parse_rollout
 
-Record = Mapping[str, Any]
+READERS = {".parquet": parquet_records, ".pt": molt_records}  # any other file: JSON lines
+
+
+def _itself(record: Record) -> Iterator[Record]:
+    yield record
 
 
 @dataclass(frozen=True)
 class Importer:
-    """fields: a record that has all of these is of this format. convert: to a record of our own schema."""
+    """fields: a record that has all of these is of this format. convert: one rollout to a record of our own schema.
+    rollouts: those that one record holds, mostly one."""
 
     fields: frozenset[str]
     convert: Callable[[Record], dict[str, Any]]
+    rollouts: Callable[[Record], Iterator[Record]] = _itself
 
 
 def read_rollouts(path: Path, importer: str, temperature: float) -> list[Rollout]:
-    """All rollouts of a .jsonl or .parquet file. importer: a name of IMPORTERS, or "auto".
+    """All rollouts of a .jsonl, .parquet or .pt file. importer: a name of IMPORTERS, or "auto".
 
     temperature: of rollouts whose record has none. Raises RolloutFileError with file, line and field.
     """
     rollouts: list[Rollout] = []
     chosen = None if importer == "auto" else importer
-    for line, record in _records(path):
+    for line, record in READERS.get(path.suffix, json_records)(path):
+        where = f"{path} line {line}"
         try:
             chosen = chosen or recognise(record)
-            rollouts.append(parse_rollout(IMPORTERS[chosen].convert(record), line, temperature))
+            for index, single in enumerate(IMPORTERS[chosen].rollouts(record)):
+                if single is not record:
+                    where = f"{path} line {line} completion {index}"
+                rollouts.append(parse_rollout(IMPORTERS[chosen].convert(single), line, temperature))
         except RolloutFileError as error:
-            raise RolloutFileError(f"{path} line {line}: {error}") from error
+            raise RolloutFileError(f"{where}: {error}") from error
     if not rollouts:
         raise RolloutFileError(f"{path} holds no rollout")
     return rollouts
@@ -64,12 +78,30 @@ def _from_own(record: Record) -> dict[str, Any]:
     return dict(record)
 
 
-def _from_prime_rl(record: Record) -> dict[str, Any]:
+def _from_prime_rl_export(record: Record) -> dict[str, Any]:
+    """A sequence of the trainer's export, every list at the token that it is of. `loss_mask` says which are trained."""
+    ids = _field(record, "token_ids")
+    positions = _field(record, "position_ids", len(ids)) if "position_ids" in record else list(range(len(ids)))
+    if positions != list(range(len(ids))):
+        raise RolloutFileError("field 'position_ids' does not count 0, 1, 2, ...: tokens before these are missing")
+    mask = _field(record, "loss_mask", len(ids))
+    return _flat(record, ids, mask, _field(record, "inference_logprobs", len(ids)))
+
+
+def _from_prime_rl_sample(record: Record) -> dict[str, Any]:
+    ids = _field(record, "token_ids")
+    mask = _field(record, "mask", len(ids))
+    flat = _flat(record, ids, mask, _field(record, "logprobs", len(ids)))
+    return flat | _one_temperature(record, "temperatures", mask)
+
+
+def _from_prime_rl_split(record: Record) -> dict[str, Any]:
     """Both masks say which tokens are trained; nothing is padded."""
     prompt, answer = _field(record, "prompt_ids"), _field(record, "completion_ids")
     masks = [_field(record, "prompt_mask", len(prompt)), _field(record, "completion_mask", len(answer))]
     recorded = _field(record, "completion_logprobs", len(answer))
-    return _joined(record, prompt, answer, [int(bool(m)) for mask in masks for m in mask], recorded)
+    joined = _joined(record, prompt, answer, [m for mask in masks for m in mask], recorded)
+    return joined | _one_temperature(record, "completion_temperatures", masks[1])
 
 
 def _from_trl(record: Record) -> dict[str, Any]:
@@ -77,7 +109,7 @@ def _from_trl(record: Record) -> dict[str, Any]:
     `completion_mask` are 0 at padding). `tool_mask` (also: `env_mask`) is 0 at tokens that a tool wrote."""
     prompt, answer = _field(record, "prompt_ids"), _field(record, "completion_ids")
     name = "logprobs" if "logprobs" in record else "sampling_per_token_logps"
-    recorded = _field(record, name, len(answer))
+    recorded = _of_sampled(record, name, answer)
     real = _field(record, "completion_mask", len(answer)) if "completion_mask" in record else [1] * len(answer)
     tool = next((key for key in ("tool_mask", "env_mask") if record.get(key) is not None), None)
     sampled = [1] * len(answer) if tool is None else _field(record, tool, len(answer))
@@ -85,6 +117,45 @@ def _from_trl(record: Record) -> dict[str, Any]:
         prompt = _kept(prompt, _field(record, "prompt_mask", len(prompt)))
     sampled = [0] * len(prompt) + _kept(sampled, real)
     return _joined(record, prompt, _kept(answer, real), sampled, _kept(recorded, real))
+
+
+def _trl_rollouts(record: Record) -> Iterator[Record]:
+    """A record may be a whole answer of the server or of `rollout_func`: P prompts and P * n completions, n by n."""
+    completions = record.get("completion_ids")
+    if not isinstance(completions, list) or not completions or not isinstance(completions[0], list):
+        yield record
+        return
+    prompts, count = _field(record, "prompt_ids"), len(completions)
+    if not prompts or count % len(prompts):
+        raise RolloutFileError(f"field 'completion_ids' has {count} entries, which {len(prompts)} prompts cannot share")
+    lists = {name: value for name, value in record.items() if isinstance(value, list) and len(value) == count}
+    for index in range(count):
+        single = {name: value[index] for name, value in lists.items()}
+        yield {**record, **single, "prompt_ids": prompts[index * len(prompts) // count]}
+
+
+def _of_sampled(record: Record, name: str, answer: list[Any]) -> list[Any]:
+    """One log-probability per token, of a list of numbers, or of lists by rank that `logprob_token_ids` names."""
+    values = _field(record, name, len(answer))
+    if not any(isinstance(value, list) for value in values):
+        return values
+    if record.get("logprob_token_ids") is None:
+        if any(not isinstance(value, list) or len(value) != 1 for value in values):
+            raise RolloutFileError(
+                f"field {name!r} holds several values a token, and 'logprob_token_ids', which says whose, is missing"
+            )
+        return [value[0] for value in values]
+    chosen = []
+    for position, (token, ranked, ids) in enumerate(
+        zip(answer, values, _field(record, "logprob_token_ids", len(answer)), strict=True)
+    ):
+        if not isinstance(ranked, list) or not isinstance(ids, list) or token not in ids or len(ids) != len(ranked):
+            raise RolloutFileError(
+                f"field 'logprob_token_ids' is {ids!r} at position {position}: the sampled token {token} and one "
+                f"value of {name!r} for each are needed"
+            )
+        chosen.append(ranked[ids.index(token)])
+    return chosen
 
 
 def _from_verl(record: Record) -> dict[str, Any]:
@@ -100,12 +171,27 @@ def _from_verl(record: Record) -> dict[str, Any]:
     return _joined(record, prompt, _kept(answer, real), mask, _kept(recorded, real))
 
 
+def _from_molt(record: Record) -> dict[str, Any]:
+    """`attention_mask` is 0 at padding; `action_mask` and `rollout_log_probs` begin with the second token."""
+    ids = _field(record, "sequences")
+    real = _field(record, "attention_mask", len(ids))
+    sampled = [0, *_field(record, "action_mask", len(ids) - 1)]
+    recorded = [0.0, *_field(record, "rollout_log_probs", len(ids) - 1)]
+    return _flat(record, _kept(ids, real), _kept(sampled, real), _kept(recorded, real))
+
+
 IMPORTERS = {
-    "zerogap": Importer(frozenset({"token_ids", "loss_mask", "logprobs"}), _from_own),
-    "prime-rl": Importer(frozenset({"prompt_ids", "completion_ids", "completion_logprobs"}), _from_prime_rl),
-    "verl": Importer(frozenset({"prompts", "responses", "rollout_log_probs"}), _from_verl),
-    "trl": Importer(frozenset({"prompt_ids", "completion_ids", "logprobs"}), _from_trl),
-    "trl-batch": Importer(frozenset({"prompt_ids", "completion_ids", "sampling_per_token_logps"}), _from_trl),
+    name: Importer(frozenset(fields), *functions)
+    for name, fields, *functions in (
+        ("zerogap", ("token_ids", "loss_mask", "logprobs"), _from_own),
+        ("prime-rl", ("token_ids", "loss_mask", "inference_logprobs"), _from_prime_rl_export),
+        ("prime-rl-sample", ("token_ids", "mask", "logprobs", "temperatures"), _from_prime_rl_sample),
+        ("prime-rl-split", ("prompt_ids", "completion_ids", "completion_logprobs"), _from_prime_rl_split),
+        ("verl", ("prompts", "responses", "rollout_log_probs"), _from_verl),
+        ("trl", ("prompt_ids", "completion_ids", "logprobs"), _from_trl, _trl_rollouts),
+        ("trl-batch", ("prompt_ids", "completion_ids", "sampling_per_token_logps"), _from_trl, _trl_rollouts),
+        ("molt", ("sequences", "attention_mask", "action_mask", "rollout_log_probs"), _from_molt),
+    )
 }
 
 
@@ -123,43 +209,22 @@ def _kept(values: list[Any], mask: list[Any]) -> list[Any]:
 
 
 def _joined(
-    record: Record, prompt: list[Any], answer: list[Any], mask: list[int], recorded: list[Any]
+    record: Record, prompt: list[Any], answer: list[Any], mask: list[Any], recorded: list[Any]
 ) -> dict[str, Any]:
+    return _flat(record, prompt + answer, mask, [0.0] * len(prompt) + recorded)
+
+
+def _flat(record: Record, ids: list[Any], mask: list[Any], recorded: list[Any]) -> dict[str, Any]:
     common = ("version", "temperature", "finish_reason")
-    return {name: record[name] for name in common if record.get(name) is not None} | {
-        "token_ids": prompt + answer,
-        "loss_mask": mask,
-        "logprobs": [0.0] * len(prompt) + recorded,
-    }
+    lists = {"token_ids": ids, "loss_mask": [int(bool(sampled)) for sampled in mask], "logprobs": recorded}
+    return {name: record[name] for name in common if record.get(name) is not None} | lists
 
 
-def _records(path: Path) -> Iterator[tuple[int, Record]]:
-    """(line from 1, record) of each line that is not empty."""
-    if path.suffix == ".parquet":
-        yield from _parquet_records(path)
-        return
-    with path.open(encoding="utf-8") as file:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                record = json.loads(text)
-            except ValueError as error:
-                raise RolloutFileError(f"{path} line {line}: not valid JSON: {error}") from error
-            if not isinstance(record, dict):
-                raise RolloutFileError(f"{path} line {line}: holds a {type(record).__name__}, not a mapping")
-            yield line, record
-
-
-def _parquet_records(path: Path) -> Iterator[tuple[int, Record]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise RolloutFileError(f"{path}: Parquet needs pyarrow; pip install 'zerogap[parquet]'") from error
-    try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
-        rows = (row for batch in batches for row in batch.to_pylist())
-        yield from enumerate(({k: v for k, v in row.items() if v is not None} for row in rows), 1)
-    except pyarrow.ArrowInvalid as error:
-        raise RolloutFileError(f"{path} is not a readable Parquet file: {error}") from error
+def _one_temperature(record: Record, name: str, mask: list[Any]) -> dict[str, float]:
+    """The temperature of the sampled tokens, which must be one; nothing where the record has no such list."""
+    if record.get(name) is None:
+        return {}
+    values = sorted(set(_kept(_field(record, name, len(mask)), mask)))
+    if len(values) > 1:
+        raise RolloutFileError(f"field {name!r} has several values at sampled tokens ({values}); one is scored")
+    return {"temperature": values[0]} if values else {}

@@ -21,7 +21,8 @@ def to_html(answer: Mapping[str, Any]) -> str:
         "tokens": answer["checked"],
         "unequal as bits": answer["unequal"],
         "without a finite log-probability": len(answer["non_finite"]),
-        "whose weights are no longer there": answer["tokens_without_weights"],
+        "left out: the weights that sampled them have gone": answer["tokens_without_weights"],
+        "without LAG: the weights that were trained on them have gone": answer["without_lag"],
         "kernels": answer["kernels"],
         "dtype": answer["dtype"],
     }
@@ -90,13 +91,14 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _chart(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A bar for each row: its full length is the gap, the dark part of it KERNEL."""
-    largest = max((max(row["gap"], row["kernel"]) for row in rows), default=0.0) or 1.0
+    """A bar for each row: its full length is the gap (none where it was not measured), the dark part of it KERNEL."""
+    largest = max((max(row["gap"] or 0.0, row["kernel"]) for row in rows), default=0.0) or 1.0
     room = WIDTH - LABEL - 250
     bars = []
     for index, row in enumerate(rows):
-        y, gap, kernel = index * BAR, room * row["gap"] / largest, room * row["kernel"] / largest
-        note = f"{row['gap']:.3g}, {row['unequal']:,} of {row['tokens']:,} unequal"
+        y, gap, kernel = index * BAR, room * (row["gap"] or 0.0) / largest, room * row["kernel"] / largest
+        size = "KERNEL only" if row["gap"] is None else f"{row['gap']:.3g}"
+        note = f"{size}, {row['unequal']:,} of {row['tokens']:,} unequal"
         bars.append(
             f'<text x="{LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(row["group"])}</text>'
             f'<rect x="{LABEL}" y="{y + 2}" width="{gap:.1f}" height="{BAR - 4}" fill="#9dbcd8"/>'

@@ -20,11 +20,13 @@ class RolloutFileError(Exception):
 
 @dataclass(frozen=True)
 class Rollout:
-    """line: where it stands in its file, from 1 (for Parquet: row). A log-probability that the file leaves out (null)
-    or that is no finite number stays in the trajectory as it is: the audit reports it, it is never dropped."""
+    """line: where it stands in its file, from 1 (Parquet: row, .pt: sample). A log-probability that the file leaves out
+    (null) or that is no finite number stays in the trajectory as it is: the audit reports it, it is never dropped.
+    trained: the weight version that was trained on it (k), None where the file does not say."""
 
     line: int
     trajectory: Trajectory
+    trained: int | None = None
 
 
 def parse_rollout(record: Mapping[str, Any], line: int, temperature: float) -> Rollout:
@@ -58,6 +60,7 @@ def parse_rollout(record: Mapping[str, Any], line: int, temperature: float) -> R
             sample_index=_integer(record, "sample_index", 0),
             sampling=SamplingParams(temperature=_temperature(record, temperature)),
         ),
+        _trained(record),
     )
 
 
@@ -117,3 +120,10 @@ def _temperature(record: Mapping[str, Any], default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
         raise RolloutFileError(f"field 'temperature' is {value!r}, not a number >= 0")
     return float(value)
+
+
+def _trained(record: Mapping[str, Any]) -> int | None:
+    """A run's own trajectories name the update that consumed them: update k + 1 trains version k."""
+    info = record.get("info")
+    update = info.get("update") if isinstance(info, Mapping) else None
+    return update - 1 if isinstance(update, int) and update > 0 else None
