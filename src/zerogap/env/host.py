@@ -33,6 +33,11 @@ class Answer:
     error: EpisodeError | None = None
 
 
+def over_limit(seconds: float) -> str:
+    """The message of a timeout."""
+    return f"the call was over its limit of {seconds:g} s (task.call_timeout_s)"
+
+
 class Host(Protocol):
     """Runs many episodes at once. One call at a time per episode; each call gets one answer, in any order.
 

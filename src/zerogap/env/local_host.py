@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import TypeVar
 
 from zerogap.env.environment import Environment, EpisodeError, Step, checked_reset, checked_step
-from zerogap.env.host import Answer, Episode, Load
+from zerogap.env.host import Answer, Episode, Load, over_limit
 from zerogap.env.task import Example, Message
 
 T = TypeVar("T")
@@ -77,10 +77,6 @@ class LocalHost:
             # One of the environment's own reaches us as well; only the limit's is a timeout.
             over = time.monotonic() - started >= self._seconds
             error = EpisodeError("timeout", over_limit(self._seconds)) if over else EpisodeError.of(raised)
-        except Exception as raised:
+        except (Exception, asyncio.CancelledError) as raised:  # an environment may cancel itself
             error = EpisodeError.of(raised)
         return value, error, time.monotonic() - started
-
-
-def over_limit(seconds: float) -> str:
-    return f"the call was over its limit of {seconds:g} s (task.call_timeout_s)"
