@@ -187,7 +187,9 @@ class FakeBackend:
         return finished
 
 
-def run(backend: FakeBackend, lag: int, batch: int, start: int, updates: int) -> list[dict[str, Any]]:
+def run(
+    backend: FakeBackend, lag: int, batch: int, start: int, updates: int, hold_lag: bool = False
+) -> list[dict[str, Any]]:
     """The loop from version `start` to version `updates`; its lines of metrics."""
     lines: list[dict[str, Any]] = []
     run_loop(
@@ -198,6 +200,7 @@ def run(backend: FakeBackend, lag: int, batch: int, start: int, updates: int) ->
         updates,
         timeout_s=1.0,
         on_update=lambda version, metrics, groups: lines.append(metrics),
+        hold_lag=hold_lag,
     )
     return lines
 

@@ -51,6 +51,18 @@ def test_lag_zero_is_synchronous() -> None:
     assert set(token_lags(backend, 0)) == {0}
 
 
+@settings(max_examples=100, deadline=None)
+@given(timing=timings, lag=lags, batch=st.integers(1, 4), updates=st.integers(1, 12))
+def test_a_held_lag_is_exact(timing: Timing, lag: int, batch: int, updates: int) -> None:
+    """Each batch is of one version and trained `lag` updates later; the first ones as early as they come."""
+    first, last = timing.start, timing.start + updates + lag
+    backend = timing.backend(range(first * batch, last * batch))
+    run(backend, lag, batch, first, last, hold_lag=True)
+    for done, groups in enumerate(backend.trained):
+        versions = {v for group in groups for t in group.trajectories for v in t.versions if v != NOT_SAMPLED}
+        assert versions == {first + max(0, done - lag)}
+
+
 @pytest.mark.parametrize("lag", [5, 64])
 def test_bound_is_reached_when_the_learner_is_slow(lag: int) -> None:
     """The bound does not hold merely because engines never run ahead."""

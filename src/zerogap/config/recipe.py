@@ -22,6 +22,9 @@ class Train(Section):
     lag: int = Field(2, ge=0, le=1024)
     """Most optimizer updates between the weights that sampled a token and those trained on it. 0 = synchronous.
     Kept by admission: nothing generated is ever dropped."""
+    hold_lag: bool = False
+    """Hold the lag at exactly `lag` (a research mode; the first updates have less): engines get new weights only when
+    they have finished everything that the ones before allowed. Costs waiting where rollouts are uneven."""
     min_ess: float = Field(0.3, ge=0, le=1)
     """Warn (never gate) when the effective sample size of any version age falls below this share."""
 

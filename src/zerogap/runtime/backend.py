@@ -5,8 +5,9 @@ The loop knows groups, versions and metrics; a backend knows engines, the learne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,28 +89,25 @@ class Events:
 class EngineStats:
     """Counters since the start of the process, summed over engines.
 
-    busy_s: seconds spent in Engine.step. kv_pages, kv_bytes: size of the KV caches. workers: engines that the sum
-    covers. restarts: workers started again.
+    busy_s: seconds spent in Engine.step. idle_s: seconds without anything to sample because every episode waited for
+    its environment. environment_s: seconds that calls of environments took. retried: episodes begun again, by the class
+    of error. kv_pages, kv_bytes: size of the KV caches. workers: engines that the sum covers. restarts: workers started
+    again.
     """
 
     sampled_tokens: int = 0
     preemptions: int = 0
     busy_s: float = 0.0
+    idle_s: float = 0.0
+    environment_s: float = 0.0
+    retried: Counter[str] = field(default_factory=Counter)
     kv_pages: int = 0
     kv_bytes: int = 0
     workers: int = 0
     restarts: int = 0
 
     def __add__(self, other: EngineStats) -> EngineStats:
-        return EngineStats(
-            self.sampled_tokens + other.sampled_tokens,
-            self.preemptions + other.preemptions,
-            self.busy_s + other.busy_s,
-            self.kv_pages + other.kv_pages,
-            self.kv_bytes + other.kv_bytes,
-            self.workers + other.workers,
-            self.restarts + other.restarts,
-        )
+        return EngineStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 class Backend(Protocol):

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from zerogap.runtime.admission import Admission
-from zerogap.runtime.backend import Backend, EngineStats, FinishedGroup, Item, RunFailed
+from zerogap.runtime.backend import Backend, FinishedGroup, Item, RunFailed, Weights
 from zerogap.runtime.living import Living
+from zerogap.runtime.meter import Meter
 from zerogap.runtime.queue import TrajectoryQueue
 
 OnUpdate = Callable[[int, dict[str, Any], list[FinishedGroup]], None]
@@ -36,8 +37,13 @@ def run_loop(
     updates: int,
     timeout_s: float,
     on_update: OnUpdate,
+    hold_lag: bool = False,
 ) -> None:
     """Train from weights `version` until `updates`.
+
+    hold_lag: new weights wait until the engines have finished all they were given, and the learner waits with its next
+    batch for that: so each batch is sampled by one version and trained exactly `lag` updates later (the first batches
+    earlier), while engines and learner still work at the same time.
 
     on_update(version, metrics, groups) is called after each update, when the new version is published and the learner
     is idle (so it may ask the backend to save). Raises RunFailed when nothing happens for timeout_s.
@@ -45,17 +51,19 @@ def run_loop(
     queue = TrajectoryQueue(admission.groups_per_update, version * admission.groups_per_update)
     in_flight: dict[int, int] = {}  # group -> its min_version
     training: list[FinishedGroup] = []  # the batch that the learner works on; empty while it is idle
-    meter = _Meter(backend.stats())
+    unpublished: Weights | None = None
+    published = version
+    meter = Meter(backend.stats())
 
     while version < updates:
-        # Producer: every group that the lag bound allows at this version.
-        items = [prompts.request(group, admission.min_version(group)) for group in admission.admit(version)]
+        # Producer: every group that the lag bound allows at the published version.
+        items = [prompts.request(group, admission.min_version(group)) for group in admission.admit(published)]
         if items:
             backend.submit(items)
             in_flight.update((request.group_id, request.min_version) for request, _ in items)
 
         # Consumer: the next batch in line, once all of it is there.
-        if not training and queue.ready:
+        if not training and queue.ready and unpublished is None:
             training = queue.take()
             admission.check(training, version)
             backend.train(training, Living(queue.versions(), min(in_flight.values(), default=None)))
@@ -75,8 +83,11 @@ def run_loop(
             version += 1
             if events.update.version != version:
                 raise RunFailed(f"the learner is at version {events.update.version}, the loop at {version}")
-            if version < updates:
-                backend.publish(events.update.weights)
+            unpublished = events.update.weights if version < updates else None
+        if unpublished is not None and not (hold_lag and in_flight):
+            backend.publish(unpublished)
+            published, unpublished = unpublished.version, None
+        if events.update is not None:
             metrics = events.update.metrics | meter.read(backend.stats())
             metrics |= {
                 "queue/in_flight": len(in_flight),
@@ -86,43 +97,6 @@ def run_loop(
             }
             groups, training = training, []
             on_update(version, metrics, groups)
-
-
-class _Meter:
-    """Times and rates between two updates."""
-
-    def __init__(self, stats: EngineStats) -> None:
-        self._stats = stats
-        self._started = time.monotonic()
-        self._rollout_s = 0.0
-        self._learner_s = 0.0
-
-    def waited(self, seconds: float, learner_idle: bool, engines_idle: bool) -> None:
-        if learner_idle:
-            self._rollout_s += seconds
-        elif engines_idle:
-            self._learner_s += seconds
-
-    def read(self, stats: EngineStats) -> dict[str, Any]:
-        """wait/rollout_s: the learner stood idle for want of a batch; wait/learner_s: the engines stood idle because
-        the lag bound admits nothing before the next version. Tokens/s count the time inside the engines only."""
-        now = time.monotonic()
-        metrics: dict[str, Any] = {
-            "time/step_s": now - self._started,
-            "wait/rollout_s": self._rollout_s,
-            "wait/learner_s": self._learner_s,
-            "queue/restarts": stats.restarts,
-            "kv/pages": stats.kv_pages,
-            "kv/bytes": stats.kv_bytes,
-            "kv/preemptions": stats.preemptions - self._stats.preemptions,
-        }
-        tokens = stats.sampled_tokens - self._stats.sampled_tokens
-        busy_s = stats.busy_s - self._stats.busy_s
-        if tokens > 0 and busy_s > 0:
-            metrics["throughput/engine_tokens_per_s"] = tokens / busy_s * stats.workers
-            metrics["tokens/sampled"] = tokens
-        self._stats, self._started, self._rollout_s, self._learner_s = stats, now, 0.0, 0.0
-        return metrics
 
 
 def _stuck(timeout_s: float, version: int, training: bool, missing: list[int], in_flight: list[int]) -> str:
