@@ -25,7 +25,7 @@ def tiny_recipe(model: Path, **changes: Any) -> Recipe:
     values: dict[str, Any] = {
         "name": "tiny",
         "model": {"path": str(model)},
-        "task": TASK,
+        "task": dict(TASK),
         "rollout": {"group_size": 4, "max_new_tokens": 10, "max_running": 8, "page_size": 8, "kv_cache_mb": 0.2},
         "learner": {"learning_rate": 1e-2, "micro_batch_tokens": 512},
         "train": {"updates": 5, "groups_per_update": 3, "lag": 0, "min_ess": 0.0},

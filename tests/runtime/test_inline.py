@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from tests.runtime.support import Recorder, metrics, same_weights, tiny_recipe, trajectories
+from zerogap.env import make
 from zerogap.env.task import Example, GradeError, Task, make_task
 from zerogap.model.checkpoint import CheckpointError
-from zerogap.runtime import rollout_worker
 from zerogap.runtime.backend import BitsUnequal, RunFailed, RunSetup
 from zerogap.runtime.identity import Identity, check_identities
 from zerogap.runtime.inline import InlineBackend, build_inline_backend
@@ -224,17 +224,21 @@ class FailingTask:
 def test_poison_prompts_are_counted_and_never_rewarded(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Field cases R8, R9 and 37: no retry, no reward 0, counted by class of error; the run goes on."""
+    """Field cases R8, R9 and 37: a bounded number of tries, no reward 0, counted by class of error; the run goes on."""
     failing = FailingTask(make_task(tiny_recipe(tiny_model).task), lambda prompt: prompt % 2 == 0)
-    monkeypatch.setattr(rollout_worker, "make_task", lambda settings: failing)
-    summary = train(tiny_recipe(tiny_model), tmp_path / "run")
+    monkeypatch.setattr(make, "make_task", lambda settings: failing)
+    summary = train(tiny_recipe(tiny_model, task__max_error_share=1.0), tmp_path / "run")
     records = trajectories(tmp_path / "run")
     poisoned = [t for t in records if t["prompt_id"] % 2 == 0]
     assert poisoned and len(poisoned) < len(records)
     assert all(t["reward"] is None and t["error"].startswith("ZeroDivisionError: the scorer") for t in poisoned)
     assert all(t["reward"] is not None for t in records if t["prompt_id"] % 2)
-    assert set(failing.calls.values()) == {4}  # each sample graded once
+    # Each sample is graded once; a failed episode is tried once more (task.retries), with the same tokens.
+    assert {prompt: calls for prompt, calls in failing.calls.items()} == {
+        prompt: 4 if prompt % 2 else 8 for prompt in failing.calls
+    }
     lines = metrics(tmp_path / "run")
+    assert sum(line.get("retries/ZeroDivisionError", 0) for line in lines) == len(poisoned)
     assert sum(line.get("errors/ZeroDivisionError", 0) for line in lines) == len(poisoned) == summary["errors"]
 
 
@@ -249,10 +253,16 @@ def test_docs_name_every_metric(tiny_model: Path, tmp_path: Path, monkeypatch: p
     """docs/metrics.md and metrics.jsonl name the same things. Unequal bits (standard kernels) and failing grades
     are part of the run, so that the names that only trouble brings are seen too; and objectives that mark tokens."""
     failing = FailingTask(make_task(tiny_recipe(tiny_model).task), lambda prompt: prompt % 2 == 0)
-    monkeypatch.setattr(rollout_worker, "make_task", lambda settings: failing)
+    monkeypatch.setattr(make, "make_task", lambda settings: failing)
     emitted: set[str] = set()
     for name in ("reinforce_zero", "ppo_clip", "truncated_is", "masked_is"):
-        recipe = tiny_recipe(tiny_model, model__kernels="standard", train__lag=1, learner__objective={"name": name})
+        recipe = tiny_recipe(
+            tiny_model,
+            model__kernels="standard",
+            train__lag=1,
+            learner__objective={"name": name},
+            task__max_error_share=1.0,
+        )
         train(recipe, tmp_path / name)
         emitted |= {metric for line in metrics(tmp_path / name) for metric in line}
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -267,8 +277,8 @@ def test_grader_that_always_fails_ends_the_run(
 ) -> None:
     """Field case 37: all errors is no batch of zeros."""
     failing = FailingTask(make_task(tiny_recipe(tiny_model).task), lambda prompt: True)
-    monkeypatch.setattr(rollout_worker, "make_task", lambda settings: failing)
-    with pytest.raises(RunFailed, match=r"not one of 12 samples could be graded. First: prompt"):
+    monkeypatch.setattr(make, "make_task", lambda settings: failing)
+    with pytest.raises(RunFailed, match=r"12 of 12 episodes .*12 ZeroDivisionError.*max_error_share"):
         train(tiny_recipe(tiny_model), tmp_path / "run")
 
 

@@ -18,7 +18,7 @@ from zerogap.cli.errors import BadInput
 from zerogap.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from zerogap.env.task import Task
+    from zerogap.config import Task
     from zerogap.trajectory import Trajectory
 
 MAX_RUNNING = 64
@@ -82,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
     check_model(Path(args.model), key="--model")
     check_task(settings)
-    from zerogap.env.task import make_task
 
-    result = evaluate(args, make_task(settings))
+    result = evaluate(args, settings)
     if args.json:
         print(json.dumps(asdict(result)))
         return 0
@@ -99,11 +98,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def evaluate(args: argparse.Namespace, task: Task) -> Evaluation:
+def evaluate(args: argparse.Namespace, settings: Task) -> Evaluation:
     import torch
 
+    from zerogap.env.make import open_host
+    from zerogap.env.task import make_task
     from zerogap.model.chat import load_tokenizer, render_prompt
     from zerogap.model.checkpoint import load_decoder
+    from zerogap.model.turns import ChatTurns
     from zerogap.rollout.embedded.engine import EmbeddedEngine, EngineConfig
     from zerogap.runtime.rollout_worker import RolloutWorker
     from zerogap.trajectory import GroupRequest, SamplingParams
@@ -112,6 +114,7 @@ def evaluate(args: argparse.Namespace, task: Task) -> Evaluation:
         torch.set_num_threads(args.threads)
     decoder = load_decoder(args.model, args.kernels, args.dtype)
     tokenizer = load_tokenizer(args.model)
+    task = make_task(settings)
     examples = [task.example(index) for index in range(min(args.limit, len(task)))]
     prompts = [(example, tuple(render_prompt(tokenizer, example.messages))) for example in examples]
     limit = decoder.config.max_position_embeddings
@@ -122,16 +125,19 @@ def evaluate(args: argparse.Namespace, task: Task) -> Evaluation:
     context = min(max(len(ids) for _, ids in fitting) + args.max_new_tokens, limit)
     config = EngineConfig(max_running=MAX_RUNNING, max_context=context)
     worker = RolloutWorker(
-        EmbeddedEngine(decoder, tokenizer, config), task, lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        EmbeddedEngine(decoder, tokenizer, config), open_host(settings, in_process=False), ChatTurns(tokenizer)
     )
     sampling = SamplingParams(args.max_new_tokens, args.temperature, tuple(args.stop), args.seed)
     worker.submit([(GroupRequest(e.prompt_id, e.prompt_id, ids, args.samples, sampling), e) for e, ids in fitting])
     trajectories: list[Trajectory] = []
-    with progress_bar("prompts", len(fitting)) as advance:
-        while worker.has_work():
-            for group in worker.step():
-                trajectories += group.trajectories
-                advance(1)
+    try:
+        with progress_bar("prompts", len(fitting)) as advance:
+            while worker.has_work():
+                for group in worker.step():
+                    trajectories += group.trajectories
+                    advance(1)
+    finally:
+        worker.close()
     return _summarise(args, trajectories, too_long=len(prompts) - len(fitting), seconds=worker.stats().busy_s)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from zerogap import config
-from zerogap.env.host import MakeEnvironment
+from zerogap.env.host import Host, MakeEnvironment
+from zerogap.env.local_host import LocalHost
 from zerogap.env.single_turn import SingleTurn
 from zerogap.env.task import make_task
 
@@ -13,3 +16,9 @@ def make_environments(settings: config.Task) -> MakeEnvironment:
     that fails. As a host's `load` (it can be pickled): `functools.partial(make_environments, recipe.task)`."""
     task = make_task(settings)
     return lambda: SingleTurn(task)
+
+
+def open_host(settings: config.Task, in_process: bool) -> Host:
+    """Where environments live: in a process of their own, or in this one so that one debugger sees all. Raises
+    TaskError or HostError where they do not load."""
+    return LocalHost(partial(make_environments, settings), settings.call_timeout_s)

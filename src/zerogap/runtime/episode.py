@@ -1,4 +1,4 @@
-"""One sample of a group on its way through turns: what was said and shown, its reward so far, how often it was tried."""
+"""A sample of a group on its way through turns: what was said and shown, its reward so far, how often it was tried."""
 
 from __future__ import annotations
 

@@ -68,6 +68,8 @@ class InlineBackend:
         return sum((worker.stats() for worker in self.workers), EngineStats())
 
     def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
         self.workers = []
 
     def _has_work(self) -> bool:

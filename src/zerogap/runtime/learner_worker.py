@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from zerogap.model.checkpoint import load_decoder, save_decoder
 from zerogap.model.decoder import Decoder, snapshot_digest
 from zerogap.runtime.backend import BitsUnequal, FinishedGroup, RunFailed, RunSetup, Update, Weights
 from zerogap.runtime.checkpoint import load_trainer, save_checkpoint
+from zerogap.runtime.failures import error_statistics
 from zerogap.runtime.identity import Identity
 from zerogap.runtime.living import Living
 from zerogap.runtime.transfer import to_arrays
@@ -59,13 +59,7 @@ class LearnerWorker:
         started = time.perf_counter()
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         self._refuse_foreign(trajectories)
-        errors = Counter(_error_class(t.error) for t in trajectories if t.error is not None)
-        if trajectories and errors.total() == len(trajectories):
-            first = next(t for t in trajectories if t.error is not None)
-            raise RunFailed(
-                f"update {self.learner.version}: not one of {len(trajectories)} samples could be graded. First: "
-                f"prompt {first.prompt_id} sample {first.sample_index}: {first.error}"
-            )
+        errors = error_statistics(groups, self.setup.recipe.task.max_error_share)
         metrics: dict[str, Any] = self._audit(groups)
         audited = time.perf_counter()
         metrics |= self.learner.step(trajectories)
@@ -73,7 +67,7 @@ class LearnerWorker:
         if self._store is not None:
             self._store.put(self.learner.version, self._newest, living)
             metrics |= self._store.metrics()
-        metrics |= {f"errors/{name}": count for name, count in sorted(errors.items())}
+        metrics |= errors
         metrics |= {"time/audit_s": audited - started, "time/update_s": time.perf_counter() - audited}
         return Update(self.learner.version, metrics, self.weights())
 
@@ -118,11 +112,6 @@ class LearnerWorker:
                     f"contract {trajectory.contract[:16]!r}, the learner computes under {self._contract[:16]!r}; "
                     "engine and learner must run the same kernels, dtype and model"
                 )
-
-
-def _error_class(error: str) -> str:
-    name = error.split(":", 1)[0]
-    return name if name.isidentifier() else "other"
 
 
 def _alarm(split: Split) -> str:

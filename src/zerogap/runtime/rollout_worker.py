@@ -9,16 +9,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from zerogap.env.environment import EpisodeError, Step
 from zerogap.env.host import Answer, Host
+from zerogap.env.make import open_host
+from zerogap.model.chat import load_tokenizer
+from zerogap.model.checkpoint import load_decoder
 from zerogap.model.decoder import snapshot_digest
 from zerogap.model.turns import ChatTurns
+from zerogap.rollout.embedded.engine import EmbeddedEngine, EngineConfig
 from zerogap.rollout.engine import ContextFull, Engine
-from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, Weights
+from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Weights
 from zerogap.runtime.episode import EpisodeState
+from zerogap.runtime.identity import Identity
 from zerogap.runtime.transfer import WeightDeliveryError, from_arrays
 from zerogap.trajectory import FinishReason, Trajectory
 
@@ -44,7 +50,7 @@ class RolloutWorker:
 
     def submit(self, items: Sequence[Item]) -> None:
         for request, example in items:
-            self.engine.submit(request)
+            self.engine.submit(replace(request, interactive=True))
             self._done[request.group_id] = []
             for index in range(request.n):
                 state = EpisodeState(request, example, index, chat=list(example.messages))
@@ -182,3 +188,26 @@ class RolloutWorker:
             return None
         episodes = sorted(self._done.pop(group_id), key=lambda segments: segments[0].sample_index)
         return FinishedGroup(group_id, [segment for segments in episodes for segment in segments])
+
+
+def build_rollout_worker(setup: RunSetup) -> tuple[RolloutWorker, Identity]:
+    """Load model, tokenizer and environments of a run; the engine starts with the weights of setup.start_version.
+
+    They are loaded in the learner's dtype, in which later versions are delivered, too; the engine converts both.
+    """
+    recipe = setup.recipe
+    torch.set_num_threads(recipe.rollout.threads)
+    decoder = load_decoder(setup.model_folder, recipe.model.kernels, recipe.model.dtype)
+    tokenizer = load_tokenizer(setup.model_folder)
+    config = EngineConfig(
+        max_running=recipe.rollout.max_running,
+        max_batched_tokens=recipe.rollout.max_batched_tokens,
+        page_size=recipe.rollout.page_size,
+        kv_tokens=setup.kv_tokens,
+        max_context=decoder.config.max_position_embeddings,
+        on_update=recipe.rollout.on_update,
+    )
+    identity = Identity.of(decoder, setup.start_version)
+    engine = EmbeddedEngine(decoder, tokenizer, config, setup.start_version)
+    host = open_host(recipe.task, in_process=recipe.runtime.driver == "inline")
+    return RolloutWorker(engine, host, ChatTurns(tokenizer), recipe.task.retries), identity

@@ -19,7 +19,6 @@ from zerogap.env.task import make_task
 from zerogap.runtime.admission import Admission
 from zerogap.runtime.backend import Backend, FinishedGroup, RunSetup
 from zerogap.runtime.checkpoint import checkpoints, remove_leftovers
-from zerogap.runtime.failures import error_statistics
 from zerogap.runtime.folder import new_run_folder
 from zerogap.runtime.loop import run_loop
 from zerogap.runtime.observer import Observer
@@ -127,7 +126,6 @@ class _Run:
 
     def _on_update(self, version: int, metrics: dict[str, Any], groups: list[FinishedGroup]) -> None:
         line = {"step": version, "version": version} | metrics
-        line |= error_statistics(groups, self._recipe.task.max_error_share)
         self._records.step(line, groups)
         self._observer.step(line)
         self._warn(line)
