@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from zerogap.trajectory import SamplingParams, Trajectory
@@ -27,6 +30,23 @@ def test_round_trip_and_counts() -> None:
     assert trajectory.num_sampled == 3
     assert trajectory.sampled_token_ids == [2, 3, 4]
     assert not trajectory.truncated
+
+
+def test_a_line_from_before_there_were_segments_is_read() -> None:
+    record = json.loads(make().to_json())
+    assert record.pop("segment") == 0
+    assert Trajectory.from_json(json.dumps(record)) == make()
+
+
+def test_turns_are_stretches_of_sampled_tokens() -> None:
+    """What was put in between two turns and at the end stays in the round trip, with mask 0."""
+    episode = replace(
+        make(), token_ids=list(range(9)), loss_mask=[0, 1, 1, 0, 0, 1, 0, 1, 0], logprobs=[0.0] * 9, versions=[-1] * 9
+    )
+    assert (episode.turns, episode.num_sampled, episode.sampled_token_ids) == (3, 4, [1, 2, 5, 7])
+    assert replace(episode, loss_mask=[0] * 9).turns == 0
+    second = replace(episode, segment=1, finish_reason="turns")
+    assert second.truncated and Trajectory.from_json(second.to_json()) == second
 
 
 def test_lengths_must_agree() -> None:

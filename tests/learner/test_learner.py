@@ -245,7 +245,9 @@ def test_a_non_finite_logprob_stops_before_the_update(bad: float) -> None:
     victim = batch[5]
     good = victim.logprobs[-1]
     victim.logprobs[-1] = bad
-    with pytest.raises(NonFiniteUpdate, match=r"step 0: the loss .* prompt 1 group 1 sample 1, sampled token"):
+    with pytest.raises(
+        NonFiniteUpdate, match=r"step 0: the loss .* prompt 1 group 1 sample 1 segment 0, sampled token"
+    ):
         learner.step(batch)
     assert unchanged(before, masters(learner)) and learner.version == 0
     victim.logprobs[-1] = good

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.learner.builders import make_trajectory
+from zerogap.learner.episodes import Episode
 from zerogap.learner.statistics import (
     effective_sample_size,
     gradient_weight_statistics,
@@ -48,7 +49,8 @@ def test_nothing_measured_is_absent() -> None:
     assert measure([]) == {} and sequence_statistics(nothing, nothing.long()) == {}
     assert gradient_weight_statistics(nothing, nothing) == mark_statistics({}, nothing.long()) == {}
     assert sample_statistics([]) == {"errors/ungraded": 0.0}
-    assert sample_statistics([[make_trajectory([1], [2], reward=None, error="grader")]]) == {"errors/ungraded": 1.0}
+    ungraded = Episode([make_trajectory([1], [2], reward=None, error="grader")])
+    assert sample_statistics([[ungraded]]) == {"errors/ungraded": 1.0}
 
 
 def test_lag_is_per_token() -> None:
@@ -106,7 +108,7 @@ def test_bounds(log_ratios: list[float]) -> None:
 
 def test_rewards_and_lengths() -> None:
     groups = [
-        [make_trajectory([1, 2], [3] * n, reward=r, finish_reason=f) for n, r, f in group]
+        [Episode([make_trajectory([1, 2], [3] * n, reward=r, finish_reason=f)]) for n, r, f in group]
         for group in (
             [(1, 1.0, "eos"), (3, 0.0, "length"), (5, None, "eos")],
             [(2, 0.5, "eos"), (2, 0.5, "context")],
@@ -119,5 +121,7 @@ def test_rewards_and_lengths() -> None:
         "reward/zero_variance_groups": 1.0,
         "length/mean": 2.0,
         "length/max": 3.0,
+        "turns/mean": 1.0,
+        "turns/max": 1.0,
         "truncated/share": 0.5,
     }

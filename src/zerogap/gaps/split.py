@@ -36,6 +36,7 @@ class Mismatch:
     group_id: int
     prompt_id: int
     sample_index: int
+    segment: int
     position: int
     version: int
     engine: float
@@ -43,8 +44,8 @@ class Mismatch:
 
     def __str__(self) -> str:
         return (
-            f"group {self.group_id} prompt {self.prompt_id} sample {self.sample_index} position {self.position} "
-            f"version {self.version}: engine {self.engine!r} ({_bits(self.engine)}), "
+            f"group {self.group_id} prompt {self.prompt_id} sample {self.sample_index} segment {self.segment} "
+            f"position {self.position} version {self.version}: engine {self.engine!r} ({_bits(self.engine)}), "
             f"learner {self.learner!r} ({_bits(self.learner)})"
         )
 
@@ -107,6 +108,7 @@ class Split:
             trajectory.group_id,
             trajectory.prompt_id,
             trajectory.sample_index,
+            trajectory.segment,
             int(self.positions_N[place]),
             int(self.versions_N[place]),
             float(self.recorded_N[place]),

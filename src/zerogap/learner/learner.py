@@ -14,6 +14,7 @@ import torch
 
 from zerogap.config import Learner as LearnerConfig
 from zerogap.learner.advantage import group_advantages
+from zerogap.learner.episodes import Episode, grouped_episodes
 from zerogap.learner.objectives import policy_loss
 from zerogap.learner.objectives.inputs import LEAVES_DENOMINATOR, Mark, TrainedTokens
 from zerogap.learner.optimizer import MasterOptimizer
@@ -38,10 +39,10 @@ class Batch:
     """The trajectories that are trained in a step, and their N trained tokens as flat tensors, in that order.
 
     advantages_N, behaviour_N: fp32. lags_N: int64, learner version minus token version. owners_N: int64, index of
-    the trajectory. groups: all trajectories of the step, trained or not, by group_id.
+    the trajectory. groups: all episodes of the step, trained or not, by group_id.
     """
 
-    groups: list[list[Trajectory]]
+    groups: list[list[Episode]]
     trajectories: list[Trajectory]
     advantages_N: torch.Tensor
     behaviour_N: torch.Tensor
@@ -116,20 +117,19 @@ class Learner:
         )
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Batch:
-        """Choose what is trained. Advantages come from every graded sample of a group, before anything is left out;
-        ungraded samples, empty ones and (config.mask_truncated) truncated ones are then not trained."""
-        by_group: dict[int, list[Trajectory]] = {}
+        """Choose what is trained. Advantages come from every graded episode of a group, before anything is left out;
+        ungraded episodes, (config.mask_truncated) truncated ones and segments without a sampled token are then not
+        trained. Raises ValueError where the segments of an episode do not fit together."""
         for trajectory in trajectories:
             self._check(trajectory)
-            by_group.setdefault(trajectory.group_id, []).append(trajectory)
-        groups = list(by_group.values())
+        groups = grouped_episodes(trajectories)
         trained: list[tuple[Trajectory, float]] = []
         for group in groups:
-            advantages = group_advantages([t.reward for t in group], self.config.objective.normalize_std)
-            for trajectory, advantage in zip(group, advantages, strict=True):
-                masked = self.config.mask_truncated and trajectory.truncated
-                if advantage is not None and not masked and trajectory.num_sampled:
-                    trained.append((trajectory, advantage))
+            advantages = group_advantages([e.reward for e in group], self.config.objective.normalize_std)
+            for episode, advantage in zip(group, advantages, strict=True):
+                masked = self.config.mask_truncated and episode.truncated
+                if advantage is not None and not masked:
+                    trained += [(segment, advantage) for segment in episode.segments if segment.num_sampled]
         chosen = [trajectory for trajectory, _ in trained]
         counts = torch.tensor([trajectory.num_sampled for trajectory in chosen], dtype=torch.int64)
         owners_N = torch.repeat_interleave(torch.arange(len(chosen)), counts)
@@ -240,4 +240,5 @@ class Learner:
 
 
 def _name(trajectory: Trajectory) -> str:
-    return f"prompt {trajectory.prompt_id} group {trajectory.group_id} sample {trajectory.sample_index}"
+    t = trajectory
+    return f"prompt {t.prompt_id} group {t.group_id} sample {t.sample_index} segment {t.segment}"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from zerogap.learner.episodes import Episode
 from zerogap.learner.objectives.inputs import Mark
-from zerogap.trajectory import Trajectory
 
 
 def effective_sample_size(ratios_N: torch.Tensor) -> float:
@@ -47,7 +47,7 @@ def ratio_statistics(log_ratios_N: torch.Tensor, lags_N: torch.Tensor) -> dict[s
 
 def sequence_statistics(log_ratios_N: torch.Tensor, owners_N: torch.Tensor) -> dict[str, float]:
     """k1 and k3 as in ratio_statistics, but averaged over each sequence first and then over the sequences, so that a
-    short one counts as much as a long one. owners_N: int64, the sequence of each token."""
+    short one counts as much as a long one; a segment is a sequence. owners_N: int64, the sequence of each token."""
     if not owners_N.numel():
         return {}
     log_ratios_N = log_ratios_N.double()
@@ -84,22 +84,26 @@ def mark_statistics(marks: Mapping[Mark, torch.Tensor], owners_N: torch.Tensor) 
     return statistics
 
 
-def sample_statistics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-    """Rewards and lengths of the samples of a step, grouped by prompt. Means over samples; ungraded ones count only
-    in errors/ungraded. length = sampled tokens, whether or not they are trained."""
-    graded = [trajectory for group in groups for trajectory in group if trajectory.reward is not None]
+def sample_statistics(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+    """Rewards, lengths and turns of the episodes of a step, grouped by prompt. Means over episodes, whatever number of
+    segments they have; ungraded ones count only in errors/ungraded. length = sampled tokens, whether or not they are
+    trained."""
+    graded = [(episode, episode.reward) for group in groups for episode in group if episode.reward is not None]
     ungraded = sum(len(group) for group in groups) - len(graded)
     statistics = {"errors/ungraded": float(ungraded)}
     if not graded:
         return statistics
-    rewards = [trajectory.reward for trajectory in graded if trajectory.reward is not None]
-    lengths = [trajectory.num_sampled for trajectory in graded]
-    distinct = [{t.reward for t in group if t.reward is not None} for group in groups]
+    rewards = [reward for _, reward in graded]
+    lengths = [episode.num_sampled for episode, _ in graded]
+    turns = [episode.turns for episode, _ in graded]
+    distinct = [{episode.reward for episode in group if episode.reward is not None} for group in groups]
     return statistics | {
         "reward/mean": sum(rewards) / len(rewards),
         "reward/max": max(rewards),
         "reward/zero_variance_groups": float(sum(len(values) == 1 for values in distinct)),
         "length/mean": sum(lengths) / len(lengths),
         "length/max": float(max(lengths)),
-        "truncated/share": sum(trajectory.truncated for trajectory in graded) / len(graded),
+        "turns/mean": sum(turns) / len(turns),
+        "turns/max": float(max(turns)),
+        "truncated/share": sum(episode.truncated for episode, _ in graded) / len(graded),
     }

@@ -1,7 +1,8 @@
 """One rollout of any engine, as a file holds it: our own schema, checked field by field.
 
 A record is a mapping with `token_ids`, `loss_mask` and `logprobs` (one entry per token, prompt included), and optional
-`version` or `versions`, `temperature`, `finish_reason`, `group_id`, `prompt_id`, `sample_index`. See docs/audit.md.
+`version` or `versions`, `temperature`, `finish_reason`, `group_id`, `prompt_id`, `sample_index`, `segment`. See
+docs/audit.md.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def parse_rollout(record: Mapping[str, Any], line: int, temperature: float) -> R
             prompt_id=_integer(record, "prompt_id", 0),
             group_id=_integer(record, "group_id", line),
             sample_index=_integer(record, "sample_index", 0),
+            segment=_integer(record, "segment", 0),
             sampling=SamplingParams(temperature=_temperature(record, temperature)),
         ),
         _trained(record),
