@@ -7,6 +7,7 @@ from functools import partial
 from zerogap import config
 from zerogap.env.host import Host, MakeEnvironment
 from zerogap.env.local_host import LocalHost
+from zerogap.env.process_host import ProcessHost
 from zerogap.env.single_turn import SingleTurn
 from zerogap.env.task import make_task
 
@@ -21,4 +22,5 @@ def make_environments(settings: config.Task) -> MakeEnvironment:
 def open_host(settings: config.Task, in_process: bool) -> Host:
     """Where environments live: in a process of their own, or in this one so that one debugger sees all. Raises
     TaskError or HostError where they do not load."""
-    return LocalHost(partial(make_environments, settings), settings.call_timeout_s)
+    load = partial(make_environments, settings)
+    return (LocalHost if in_process else ProcessHost)(load, settings.call_timeout_s)
