@@ -24,7 +24,7 @@ TOKENS = 1024  # run by each side, in all
 RECORDING_BYTES = 2**30  # most memory for the recording of one sequence
 LAST = Stage(None, "logprobs")
 NAMED = 4  # most stages that the sentence lists
-FAR = 20  # times the median of all stages that differ: more than sums in another order
+FAR = 50  # times the median of all that differ; torch's fp32 log_softmax over 49,152 tokens of SmolLM2 reaches 13
 
 
 @dataclass(frozen=True)
