@@ -77,6 +77,23 @@ def test_other_weights_are_no_named_cause(
     assert all(finding["explained"] < 0.9 for finding in answer["findings"])
 
 
+def test_undelivered_weights_are_named_by_a_candidate(
+    models: list[Path], rollouts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file claims weights that never came; with or without the version that it claims."""
+    candidates = ("--candidate-model", f"3={models[0]}", "--candidate-model", f"4={models[1]}")
+    answer = audit(capsys, rollouts, "--model", models[1], *candidates)
+    assert answer["findings"][0]["cause"] == "weights of version 3"
+    assert answer["findings"][0]["explained"] == 1 and "Cause: weights of version 3" in answer["verdict"]
+    relabelled = rollouts.with_name("relabelled.jsonl")
+    lines = [json.loads(line) for line in rollouts.read_text().splitlines()]
+    for line in lines:
+        line["versions"] = [5 if sampled else -1 for sampled in line["loss_mask"]]
+    relabelled.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = audit(capsys, relabelled, "--model", f"5={models[1]}", *candidates)
+    assert answer["findings"][0]["cause"] == "weights of version 3, 2 updates older than the file says"
+
+
 def test_the_recipe_for_transformers_in_the_docs(
     models: list[Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -139,6 +156,11 @@ def test_help_loads_no_torch() -> None:
         (("FILE", "--model", "nowhere"), "nowhere does not exist"),
         (("FILE", "--model", "M", "--behaviour-model", "M", "--behaviour-model", "M"), "need a version each"),
         (("FILE", "--model", "7=OTHER", "--behaviour-model", "7=M"), "version 7 is given twice"),
+        (("FILE", "--model", "3=M", "--behaviour-model", "7=M"), "is newer than --model 3"),
+        (("FILE", "--model", "M", "--candidate-model", "M"), "needs a version of its own"),
+        (("FILE", "--model", "M", "--candidate-model", "3=nowhere"), "nowhere does not exist"),
+        (("FILE", "--model", "M", "--candidate-model", "3=DEEP"), "num_hidden_layers is 2, that of --model is 1"),
+        (("DIR", "--candidate-model", "7=M"), "has its own weights"),
         (("FILE", "--model", "M", "--html", "nowhere/a.html"), "folder nowhere does not exist"),
         (("FILE", "--model", "M", "--behaviour-model", "7=M"), "line 1: tokens of weight version 0"),
         (("FILE", "--model", "M", "--locate", "vllm"), "--locate vllm: use aligned, standard, transformers"),
@@ -156,7 +178,9 @@ def test_bad_input(
     message: str,
 ) -> None:
     names = {"FILE": str(rollouts), "M": str(models[0]), "7=M": f"7={models[0]}", "DIR": str(tmp_path)}
-    names["7=OTHER"] = f"7={models[1]}"
+    names |= {"7=OTHER": f"7={models[1]}", "3=M": f"3={models[0]}", "3=DEEP": f"3={tmp_path / 'deep'}"}
+    if "3=DEEP" in arguments:
+        assert main(["model", "create", str(tmp_path / "deep"), "--task", "chain_sum", "num_layers=2"]) == 0
     assert main(["audit", *(names.get(word, word) for word in arguments)]) == 2
     assert message in capsys.readouterr().err
 

@@ -41,6 +41,8 @@ class Fault:
     record: Callable[[list[Trajectory]], list[Trajectory]] = lambda trajectories: trajectories
     temperature: float = 1.0
     learning_rate: float = 1e-2
+    engine_dtype: torch.dtype = torch.float32
+    engine_kernels: str = "aligned"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def play(fault: Fault, lag: int = 2, updates: int = 4) -> Scene:
     decoder = tiny_decoder(trainable=True, eos=EOS)
     config = LearnerConfig.model_validate({"learning_rate": fault.learning_rate})
     learner = Learner(decoder, config, updates, fault.temperature)
-    engine = EmbeddedEngine(tiny_decoder(eos=EOS), None, EngineConfig(max_running=GROUPS * SAMPLES, page_size=8))
+    config_of_engine = EngineConfig(max_running=GROUPS * SAMPLES, page_size=8)
+    engine_model = tiny_decoder(fault.engine_kernels, fault.engine_dtype, eos=EOS)
+    engine = EmbeddedEngine(engine_model, None, config_of_engine)
     fault.break_engine(engine)
     snapshots = {0: decoder.snapshot()}
     waiting: deque[list[Trajectory]] = deque()
@@ -72,7 +76,8 @@ def play(fault: Fault, lag: int = 2, updates: int = 4) -> Scene:
         if len(waiting) == lag:
             learner.step(waiting.popleft())
             snapshots[learner.version] = decoder.snapshot()
-            engine.load_weights(learner.version, fault.deliver(learner.version, snapshots))
+            delivered = fault.deliver(learner.version, snapshots)
+            engine.load_weights(learner.version, {n: t.to(fault.engine_dtype) for n, t in delivered.items()})
         while engine.has_work():
             done += engine.step()
         for trajectory in done:
@@ -117,6 +122,10 @@ def _half(version: int, snapshots: dict[int, Snapshot]) -> Snapshot:
     return {name: new[name] if name in arrived else old[name] for name in new}
 
 
+def _narrow_all(version: int, snapshots: dict[int, Snapshot]) -> Snapshot:
+    return {name: tensor.bfloat16().float() for name, tensor in snapshots[version].items()}
+
+
 def _narrow(version: int, snapshots: dict[int, Snapshot]) -> Snapshot:
     """Field case 18: one tensor went over the wire as bf16."""
     new = snapshots[version]
@@ -159,6 +168,11 @@ def _draw_from_nucleus(decoder: Decoder, logits_BV: torch.Tensor, keys_B4: torch
     return decoder.sample(logits_BV.masked_fill(cut_BV, -torch.inf), keys_B4, t)
 
 
+def _draw_from_rounded_logits(decoder: Decoder, logits_BV: torch.Tensor, keys_B4: torch.Tensor, t: float) -> Draw:
+    """The head's output is bf16, as in an engine that keeps activations in it."""
+    return decoder.sample(logits_BV.bfloat16().float(), keys_B4, t)
+
+
 def _pair_with_next_prompt(trajectories: list[Trajectory]) -> list[Trajectory]:
     """Each answer behind the prompt of the next group of its batch."""
     prompts = [t.token_ids[:PROMPT_TOKENS] for t in trajectories]
@@ -185,4 +199,7 @@ FAULTS = {
     # So small a rate changes no bit of a weight: LAG must be exactly 0.
     "rows paired with another prompt": Fault(record=_pair_with_next_prompt, learning_rate=1e-30),
     "EOS logprob replaced by 0": Fault(record=_zero_eos),
+    "weights narrowed to bf16": Fault(deliver=_narrow_all),
+    "engine in bf16": Fault(engine_dtype=torch.bfloat16),
+    "logits rounded to bf16": Fault(_sampler(_draw_from_rounded_logits)),
 }

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 TOKEN_BUDGET = 4096  # packed rows per forward: memory, not bits
 
+# Keys of config.json that must agree in all weights of a model.
+SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
 EXAMPLES = """  zerogap audit runs/tiny
       a run folder: tokens whose weights are still there (start model, checkpoints)
   zerogap audit rollouts.jsonl --model FOLDER
@@ -28,6 +31,8 @@ EXAMPLES = """  zerogap audit runs/tiny
       two models: weight lag and KERNEL, told apart
   zerogap audit rollouts.jsonl --model 5=V5 --behaviour-model 3=V3 --behaviour-model 4=V4 --html audit.html
       several versions, as the file names them; docs/audit.md has the format
+  zerogap audit rollouts.jsonl --model 5=V5 --candidate-model 3=V3 --candidate-model 4=V4
+      were these weights delivered? the candidates are tried as what the engine really had, whole and in part
   zerogap audit rollouts.jsonl --model FOLDER --locate transformers:bfloat16
       and the first operation, layer and position at which transformers parts from our forward"""
 
@@ -43,6 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="[V=]DIR", help="the weights that are trained (alone: that sampled, too)")
     parser.add_argument(
         "--behaviour-model", action="append", default=[], metavar="[V=]DIR", help="the weights that sampled"
+    )
+    parser.add_argument(
+        "--candidate-model", action="append", default=[], metavar="V=DIR", help="other weights that may have sampled"
     )
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of records without one (1.0)")
     parser.add_argument("--kernels", choices=("aligned", "standard"), help="default aligned; of a run: its own")
@@ -72,18 +80,22 @@ def run(args: argparse.Namespace) -> int:
     other = None if args.locate is None else parse_side(args.locate)
     if source.is_file():
         models = _models(args)
+    others = _candidates(args)
 
     import torch
 
     from zerogap.gaps.audit.analysis import analyse
+    from zerogap.gaps.audit.candidates import Candidates
     from zerogap.gaps.audit.diagnosis import diagnose
     from zerogap.gaps.audit.rescore import rescore
     from zerogap.gaps.audit.verdict import verdict
+    from zerogap.kernels.native import keep_memory
 
     torch.set_num_threads(threads)
+    keep_memory()
     left_out, kernels, dtype = 0, args.kernels or "aligned", args.dtype or "float32"
     if source.is_dir():
-        if args.model or args.behaviour_model:
+        if args.model or args.behaviour_model or others:
             raise BadInput(f"{source} is a run folder and has its own weights; give the file in it to use --model")
         from zerogap.runtime.audited_run import read_run
 
@@ -95,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar("rollouts scored", len(rollouts)) as advance:
         rescored = rescore(rollouts, models, kernels, dtype, TOKEN_BUDGET, advance)
     report = analyse(rescored, _decoder_of_text(models))
-    findings = diagnose(rescored)
+    with progress_bar("causes tried", 100) as advance:
+        findings = diagnose(rescored, Candidates.of(models, others, kernels, dtype), advance)
     text = verdict(report, findings)
     answer = {
         "source": str(source),
@@ -135,9 +148,35 @@ def _models(args: argparse.Namespace) -> Models:
         read_model_config(folder, key)
     if learner_version is not None and behaviour.get(learner_version, learner) != learner:
         raise BadInput(f"version {learner_version} is given twice: {learner} and {behaviour[learner_version]}")
+    if learner_version is not None and (newest := max(filter(None, behaviour), default=0)) > learner_version:
+        raise BadInput(
+            f"--behaviour-model {newest}={behaviour[newest]} is newer than --model {learner_version}; --model is what "
+            "trains on the tokens, so no token can be newer: were the two swapped?"
+        )
     if not behaviour:
         return Models({learner_version: learner})
     return Models(behaviour, learner, learner_version)
+
+
+def _candidates(args: argparse.Namespace) -> dict[int, Path]:
+    """--candidate-model, each folder checked: it must be the model of --model, with other weights."""
+    from zerogap.cli.preflight import read_model_config
+
+    found: dict[int, Path] = {}
+    for text in args.candidate_model:
+        version, folder = _folder(text)
+        if version is None or version in found:
+            raise BadInput(f"--candidate-model {text}: each needs a version of its own: 3=DIR")
+        own = args.model and read_model_config(_folder(args.model)[1], "--model")
+        other = read_model_config(folder, "--candidate-model")
+        different = own and next((key for key in SHAPE if own.get(key) != other.get(key)), None)
+        if different:
+            raise BadInput(
+                f"--candidate-model {text}: {different} is {other.get(different)}, that of --model is "
+                f"{own.get(different)}; a candidate has the same shape and other weights"
+            )
+        found[version] = folder
+    return found
 
 
 def _folder(text: str) -> tuple[int | None, Path]:

@@ -31,9 +31,9 @@ class Probe:
 
 @torch.no_grad()
 def take_probe(rescored: Rescored) -> Probe:
-    """Tokens of a few rollouts, spread over the file."""
+    """Tokens of a few rollouts that differ, spread over the file."""
     split, wanted_N = rescored.split, rescored.of_behaviour_N
-    owners = split.owners_N[wanted_N].unique()
+    owners = split.owners_N[wanted_N & split.unequal_N].unique()
     owners = _spread(owners, ROLLOUTS)
     wanted_N = wanted_N & torch.isin(split.owners_N, owners)
     indices = wanted_N.nonzero()[:, 0]
@@ -59,7 +59,7 @@ def gaps_behind_other_prompts(rescored: Rescored) -> list[tuple[float, float]]:
     """For a few rollouts: mean |recorded - rescored| of the first sampled tokens behind their own prompt, and the least
     of it behind any of the prompts that stand nearest in the file. Empty where all prompts are the same."""
     split = rescored.split
-    owners = split.owners_N[rescored.of_behaviour_N].unique()
+    owners = split.owners_N[rescored.of_behaviour_N & split.unequal_N].unique()
     owners = _spread(owners, PAIRED)
     prompts = [tuple(t.token_ids[: t.loss_mask.index(1)]) for t in split.trajectories]
     gaps = []

@@ -1,13 +1,11 @@
-"""The audit in one sentence or two, never surer than its numbers."""
+"""The audit in a sentence or three, never surer than its numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from zerogap.gaps.audit.analysis import Report
-from zerogap.gaps.audit.diagnosis import Finding
-
-NAMED = 0.9  # least share explained of a cause that the verdict names as the cause
+from zerogap.gaps.audit.finding import NAMED, Finding
 
 
 def verdict(report: Report, findings: Sequence[Finding]) -> str:
@@ -51,4 +49,4 @@ def _mismatch(report: Report, unequal: int, findings: Sequence[Finding]) -> str:
         return f"{size}; no known cause explains it."
     if best.explained < NAMED:
         return f"{size}; cause unknown (nearest: {best.cause}, which explains {best.explained:.0%}: {best.evidence})."
-    return f"{size}; {best.cause} explains {best.explained:.1%} of it: {best.evidence}."
+    return f"{size}. Cause: {best.cause}. It explains {best.explained:.1%}: {best.evidence}."
