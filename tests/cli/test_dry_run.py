@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zerogap.cli.estimate import estimate_needs
+from zerogap.cli.estimate import PROCESS_BYTES, estimate_needs
 from zerogap.cli.main import main
 from zerogap.cli.model_size import SMOLLM2_135M, ModelSize
 from zerogap.config import Recipe, load_recipe, parse_recipe
@@ -102,6 +102,26 @@ def test_a_page_is_what_the_kernel_family_makes_of_it(kernels: str, padded_dim: 
     recipe = recipe_with(model={"create": create, "kernels": kernels}, rollout={"page_size": 8})
     page, pages = ModelSize.from_recipe(recipe).kv_budget(recipe)
     assert page == 3 * 8 * 2 * (8 + padded_dim) * 4 and pages is None
+
+
+def test_the_engine_may_have_its_own_arithmetic() -> None:
+    """Pages and the engine's weights are in its dtype; snapshots, which travel, in the learner's."""
+    parameters = 134_515_008
+    plain = estimate_needs(recipe_with())
+    assert (plain.engine_arithmetic, plain.learner_arithmetic, plain.aligned) == (*["aligned float32"] * 2, True)
+    assert plain.worker_bytes - plain.kv_cache_bytes - PROCESS_BYTES == 3 * 4 * parameters
+    for rollout, bytes_per_parameter in (
+        ({"dtype": "bfloat16"}, 2 + 2 + 4 + 2),  # weights, panels, the next version as sent and as converted
+        ({"kernels": "int8"}, 4 + 1 + 4),
+        ({"kernels": "standard"}, 4 + 4),
+    ):
+        needs = estimate_needs(recipe_with(rollout=rollout))
+        assert needs.worker_bytes - needs.kv_cache_bytes - PROCESS_BYTES == bytes_per_parameter * parameters
+        assert needs.kv_cache_bytes == plain.kv_cache_bytes // (2 if "dtype" in rollout else 1)
+        assert (needs.snapshot_bytes, needs.learner_bytes) == (plain.snapshot_bytes, plain.learner_bytes)
+        assert not needs.aligned
+        engine = f"{rollout.get('kernels', 'aligned')} {rollout.get('dtype', 'float32')}"
+        assert needs.lines()[0].endswith(f"engine {engine}, learner aligned float32 (aligned: no)")
 
 
 def test_a_budget_without_room_for_an_answer_is_refused_before_anything(

@@ -62,10 +62,22 @@ def test_json_and_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[1] for line in captured.err.splitlines() if line.startswith("step ")] == ["3/3"]
 
 
-def test_control_arm_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "small.yaml", "model.kernels=standard", "--max-steps", "2"]) == 0
-    steps = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert len(steps) == 2 and all("aligned: no" in line for line in steps)
+@pytest.mark.parametrize(
+    ("changes", "arms"),
+    [
+        (["model.kernels=standard"], "engine standard float32, learner standard float32"),
+        (["rollout.dtype=bfloat16"], "engine aligned bfloat16, learner aligned float32"),
+        (["rollout.kernels=int8"], "engine int8 float32, learner aligned float32"),
+    ],
+)
+def test_arms_are_marked(capsys: pytest.CaptureFixture[str], changes: list[str], arms: str) -> None:
+    """At the start, in each step's line, and where the table counts unequal bits."""
+    assert main(["train", "small.yaml", *changes, "--max-steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    steps = [line for line in lines if line.startswith("step ")]
+    assert len(steps) == 2 and all("(aligned: no)" in line for line in steps)
+    assert [line for line in lines if line.startswith(f"warning: aligned: no ({arms})")]
+    assert [line for line in lines if line.startswith("bits unequal (tokens; aligned: no)")]
 
 
 def test_resume_with_another_batch_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,8 +115,11 @@ def test_run_folder(tiny_model: Path, tmp_path: Path) -> None:
         "learner_tokens_per_s",
         "seconds",
         "final_model",
+        "aligned",
         "kernels",
         "dtype",
+        "engine_kernels",
+        "engine_dtype",
         "prompts_skipped",
         "errors",
     ]
@@ -292,16 +295,25 @@ def test_low_effective_sample_size_warns_once_per_age(tiny_model: Path, tmp_path
 
 
 def test_identities_are_compared() -> None:
-    """Contract of an aligned run, and start weights of any run (field case R4)."""
+    """Contract of an aligned run, start weights of any run (field case R4); and all engines of a run are one arm.
+
+    Field case 4: a head in another precision on one side is another contract, so it is refused at the start.
+    """
     recipe = tiny_recipe(Path("m"))
     learner = Identity(0, "w", "c", {"key_block": 64})
     check_identities(recipe, learner, [learner])
-    with pytest.raises(RunFailed, match=r'(?s)numerical contract.*engine:  \{"key_block": 32\}.*learner: \{"key_block'):
+    with pytest.raises(RunFailed, match=r'(?s)contract.*worker 0: \{"key_block": 32\}.*learner: \{"key_block": 64'):
         check_identities(recipe, learner, [learner, Identity(0, "w", "d", {"key_block": 32})])
     with pytest.raises(RunFailed, match="rollout worker 0 starts with weights v of version 0"):
         check_identities(recipe, learner, [Identity(0, "v", "c", {})])
-    control = tiny_recipe(Path("m"), model__kernels="standard")
-    check_identities(control, learner, [Identity(0, "w", "d", {})])
+    for arm in ({"model__kernels": "standard"}, {"rollout__dtype": "bfloat16"}):
+        recipe = tiny_recipe(Path("m"), **arm)
+        other = Identity(0, "w", "d", {})
+        check_identities(recipe, learner, [other, other])
+        with pytest.raises(RunFailed, match="rollout worker 1 and rollout worker 0 differ in their numerical contract"):
+            check_identities(recipe, learner, [other, learner])
+        with pytest.raises(RunFailed, match="rollout worker 0 starts with weights v of version 0"):
+            check_identities(recipe, learner, [Identity(0, "v", "d", {})])
 
 
 def test_sigterm_is_an_interrupt(tiny_model: Path, tmp_path: Path) -> None:

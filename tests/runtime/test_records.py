@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.fakes import fake_trajectory
+from tests.runtime.support import tiny_recipe
 from zerogap.runtime.backend import FinishedGroup
 from zerogap.runtime.records import Records, read_metrics, summarize, write_atomically
 from zerogap.trajectory import Trajectory
@@ -101,7 +102,7 @@ def test_summary_figures(tmp_path: Path) -> None:
         for k in range(20)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = summarize(tmp_path, 12.34, tmp_path / "final_model", "aligned", "float32")
+    summary = summarize(tmp_path, 12.34, tmp_path / "final_model", tiny_recipe(tmp_path))
     assert summary["reward_first"] == pytest.approx(0.05) and summary["reward_last"] == pytest.approx(1.85)
     assert (summary["lag_max"], summary["bits_checked"], summary["bits_unequal"]) == (3, 100, 0)
     assert summary["engine_tokens_per_s"] == pytest.approx(2000 / (1 + 19 * 2))
@@ -112,7 +113,7 @@ def test_summary_figures(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_null(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "dropped": 0, "prompts/skipped": 0}) + "\n")
-    summary = summarize(tmp_path, 1.0, tmp_path / "final_model", "aligned", "float32")
+    summary = summarize(tmp_path, 1.0, tmp_path / "final_model", tiny_recipe(tmp_path))
     assert summary["engine_tokens_per_s"] is summary["learner_tokens_per_s"] is summary["reward_first"] is None
 
 

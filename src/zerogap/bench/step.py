@@ -94,6 +94,8 @@ def step_recipe(path: str, start: Path, setting: StepSetting, dtype: str, kernel
         "logging.tensorboard=false",
         f"model.dtype={dtype}",
         f"model.kernels={kernels}",
+        "rollout.dtype=null",
+        "rollout.kernels=null",
     ]
     if setting.model is None:  # `start` was made with these
         changes += ["model.max_position_embeddings=null", "model.rope_scaling=null"]

@@ -27,7 +27,7 @@ class Display(Observer):
     """Observer of a run on a console; a context manager that leaves the terminal as it found it.
 
     total: updates of the run, or None where no updates are made.
-    aligned: False marks every verdict with `aligned: no` (the control arm).
+    aligned: False marks every verdict with `aligned: no` (Recipe.aligned).
     stderr: keep stdout free for the JSON answer.
     """
 

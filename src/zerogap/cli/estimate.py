@@ -17,8 +17,11 @@ ASSUMED_PROMPT_TOKENS = 128  # the run itself measures the task's prompts; see r
 
 @dataclass(frozen=True)
 class Needs:
-    """Counts, and bytes for everything that ends in _bytes."""
+    """Counts, bytes for everything that ends in _bytes, and what engines and learner compute with."""
 
+    engine_arithmetic: str
+    learner_arithmetic: str
+    aligned: bool
     parameters: int
     cores: int
     cores_here: int
@@ -44,6 +47,8 @@ class Needs:
         """For a person: one fact a line, most of them with the key that changes it."""
         here = "" if self.memory_here_bytes is None else f" (this machine: {gigabytes(self.memory_here_bytes)})"
         lines = [
+            f"arithmetic           engine {self.engine_arithmetic}, learner {self.learner_arithmetic} "
+            f"(aligned: {'yes' if self.aligned else 'no'})",
             f"parameters           {self.parameters:,}",
             f"cores                {self.cores} busy (this machine: {self.cores_here})",
             f"memory               about {gigabytes(self.memory_bytes)}{here}",
@@ -79,7 +84,11 @@ def estimate_needs(recipe: Recipe) -> Needs:
         usual, full = (-(-tokens // rollout.page_size) for tokens in (longest, min(size.context, 8192)))
         kv_pages = max(rollout.max_running * usual, full)
     kv_cache = kv_pages * page
-    worker = PROCESS_BYTES + 3 * weights + kv_cache  # weights, packed panels, the next version while it is staged
+    engine = recipe.engine_arithmetic
+    engine_weights = size.parameters * BYTES[engine.dtype]
+    derived = {"aligned": engine_weights, "standard": 0, "int8": size.parameters}[engine.kernels]  # panels; int8 copy
+    staged = weights if engine.dtype == recipe.model.dtype else weights + engine_weights  # the next version, converted
+    worker = PROCESS_BYTES + engine_weights + derived + staged + kv_cache
 
     compute_copy = 0 if recipe.model.dtype == "float32" else weights  # an fp32 run computes on its masters
     activation_values = size.layers * size.layer_activations_per_token
@@ -101,6 +110,9 @@ def estimate_needs(recipe: Recipe) -> Needs:
     sequences = train.groups_per_update * rollout.group_size
     tokens = sequences * rollout.max_new_tokens
     return Needs(
+        engine_arithmetic=str(engine),
+        learner_arithmetic=str(recipe.model.arithmetic),
+        aligned=recipe.aligned,
         parameters=size.parameters,
         cores=rollout.workers * rollout.threads + recipe.learner.threads,
         cores_here=len(os.sched_getaffinity(0)),

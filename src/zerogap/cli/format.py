@@ -49,7 +49,7 @@ def step_line(metrics: Mapping[str, Any], total: int | None, aligned: bool) -> s
 
 
 def verdict(metrics: Mapping[str, Any], aligned: bool) -> str:
-    """`bitwise equal/checked` of this step's audited tokens; a control arm is marked as such."""
+    """`bitwise equal/checked` of this step's audited tokens; a run whose bits are not claimed is marked as such."""
     checked = int(metrics.get("bitwise/checked", 0))
     mark = "" if aligned else "aligned: no"
     if not checked:
@@ -73,6 +73,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, value) for the table at the end of a run, from the keys of summary.json; absent or null: no row."""
     rows: list[tuple[str, str]] = []
+    not_aligned = "" if summary.get("aligned", True) else "; aligned: no"
     first, last = summary.get("reward_first"), summary.get("reward_last")
     if first is not None and last is not None:
         rows.append(("reward, first 10% to last 10%", f"{first:.3f} to {last:.3f}"))
@@ -80,7 +81,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("updates", "updates", ",d"),
         ("tokens trained", "tokens_trained", ",d"),
         ("bits checked (tokens)", "bits_checked", ",d"),
-        ("bits unequal (tokens)", "bits_unequal", ",d"),
+        (f"bits unequal (tokens{not_aligned})", "bits_unequal", ",d"),
         ("largest lag (updates)", "lag_max", ",d"),
         ("ratio dev, peak over median", "ratio_dev_peak", ",.1f"),
         ("ratio chi2, peak over median", "ratio_chi2_peak", ",.1f"),

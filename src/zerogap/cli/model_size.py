@@ -67,7 +67,7 @@ class ModelSize:
         from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
 
         shape = AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim)
-        page = page_bytes(recipe.model, self.layers, shape, recipe.rollout.page_size)
+        page = page_bytes(recipe.engine_arithmetic, self.layers, shape, recipe.rollout.page_size)
         return page, pages_in_budget(recipe.rollout, page)
 
 

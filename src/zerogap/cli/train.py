@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from zerogap.runtime.train import train
 
     updates = recipe.train.updates if args.max_steps is None else min(args.max_steps, recipe.train.updates)
-    with Display(updates, aligned=recipe.model.kernels == "aligned", stderr=args.json) as display:
+    with Display(updates, aligned=recipe.aligned, stderr=args.json) as display:
         summary = train(recipe, recipe.run_dir, resume=args.resume, max_steps=args.max_steps, observer=display)
         display.summary(summary | {"run_dir": str(recipe.run_dir)})
     if args.json:

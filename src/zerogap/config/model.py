@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from zerogap.config.section import Section
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a program computes with: kernel family (zerogap.kernels.get_kernels), dtype of weights and activations."""
+
+    kernels: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.kernels} {self.dtype}"
 
 
 class CreateModel(Section):
@@ -87,9 +99,17 @@ class Model(Section):
     """Context of the model, instead of its config.json's: longest prompt plus answer."""
     rope_scaling: RopeScaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """dtype of weights and activations in engine and learner; masters and logprobs are fp32."""
+    """dtype of weights and activations, in the engines too unless rollout.dtype is set; masters, logprobs are fp32."""
     kernels: Literal["aligned", "standard"] = "aligned"
-    """standard is the control arm: stock torch, not bitwise; the run then says `aligned: no`."""
+    """Kernel family, in the engines too unless rollout.kernels is set. standard is stock torch, not bitwise: the run
+    then says `aligned: no`."""
+
+    @field_validator("kernels", mode="before")
+    @classmethod
+    def _kernels(cls, value: Any) -> Any:
+        if value == "int8":
+            raise ValueError("int8 weights have no gradient, so no learner computes on them; set rollout.kernels=int8")
+        return value
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
@@ -102,6 +122,11 @@ class Model(Section):
                 "model.create.max_position_embeddings"
             )
         return self
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The learner's."""
+        return Arithmetic(self.kernels, self.dtype)
 
     @property
     def changes_context(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from zerogap.config.learner import Learner
-from zerogap.config.model import Model
+from zerogap.config.model import Arithmetic, Model
 from zerogap.config.rollout import Rollout
 from zerogap.config.section import Section
 from zerogap.config.task import Task, WarmStart
@@ -33,7 +33,8 @@ class Audit(Section):
     share: float = Field(0.125, ge=0, le=1)
     """Share of each batch's groups whose tokens are scored again with the weights of their own version."""
     on_unequal: Literal["stop", "warn"] = "stop"
-    """stop: the run ends at the first unequal bit (aligned kernels only). warn: it goes on and counts."""
+    """stop: an aligned run ends at the first unequal bit. warn: it goes on and counts. A run that is `aligned: no`
+    counts and never stops, whatever is set here."""
     weights_memory_mb: float = Field(2000.0, ge=0)
     """Most megabytes (10^6 bytes) of older weight versions that the learner keeps in memory for the audit. The others
     are files in the run folder until the last token that names them is trained. At most train.lag versions in all."""
@@ -79,6 +80,17 @@ class Recipe(Section):
     checkpoint: Checkpoint = Field(default_factory=lambda: Checkpoint.model_validate({}))
     logging: Logging = Field(default_factory=lambda: Logging.model_validate({}))
     runtime: Runtime = Field(default_factory=lambda: Runtime.model_validate({}))
+
+    @property
+    def engine_arithmetic(self) -> Arithmetic:
+        """rollout.kernels and rollout.dtype, each with the model's in its place where it is not set."""
+        return Arithmetic(self.rollout.kernels or self.model.kernels, self.rollout.dtype or self.model.dtype)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether engine and learner claim equal bits: both aligned, in one dtype. runtime/identity.py then insists on
+        equal contracts."""
+        return self.engine_arithmetic == self.model.arithmetic and self.model.kernels == "aligned"
 
     @property
     def run_dir(self) -> Path:

@@ -35,6 +35,12 @@ class Rollout(Section):
     sequences as long as the task suggests. Too little costs time, not bits: samples wait or are preempted."""
     on_update: Literal["recompute", "finish"] = "recompute"
     """recompute: running requests drop their KV and go on with the new weights. finish: they end on the old."""
+    kernels: Literal["aligned", "standard", "int8"] | None = None
+    """Kernel family of the engines alone; default: model.kernels. int8: standard with the weights of the layers rounded
+    to 8 bits. Anything but aligned in engine and learner, at one dtype, makes the run `aligned: no`."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """dtype of weights and activations in the engines alone; default: model.dtype. Weights are sent in model.dtype, and
+    converted by each engine."""
 
     @field_validator("temperature")
     @classmethod

@@ -1,8 +1,8 @@
 """The small interface behind which every arithmetic step of a forward pass lives.
 
-Two families implement it: `aligned` (our C++, batch invariant by construction) and `standard` (stock torch,
-the control arm). Shape suffixes: T rows, S sequences, B sampled rows, H hidden, K in, N out, E fused qkv,
-I intermediate, V vocabulary, P positions, D head_dim.
+Two families implement it: `aligned` (our C++, batch invariant by construction) and `standard` (stock torch), with
+`int8` (its weights rounded, engines only) derived from the latter. Shape suffixes: T rows, S sequences, B sampled rows,
+H hidden, K in, N out, E fused qkv, I intermediate, V vocabulary, P positions, D head_dim.
 
 With gradients enabled and weights that have a master, every operation marked (grad) is differentiable; the
 gradient of a weight arrives in fp32 in `weight.master.grad`. Under `torch.no_grad()` nothing is recorded.
@@ -113,7 +113,7 @@ class Kernels(Protocol):
 
 
 def get_kernels(name: str) -> Kernels:
-    """`aligned` or `standard`."""
+    """`aligned`, `standard` or `int8`."""
     if name == "aligned":
         from zerogap.kernels.aligned import AlignedKernels
 
@@ -122,4 +122,8 @@ def get_kernels(name: str) -> Kernels:
         from zerogap.kernels.standard import StandardKernels
 
         return StandardKernels()
-    raise ValueError(f"kernels: {name!r} is unknown; use 'aligned' or 'standard'")
+    if name == "int8":
+        from zerogap.kernels.int8 import Int8Kernels
+
+        return Int8Kernels()
+    raise ValueError(f"kernels: {name!r} is unknown; use 'aligned', 'standard' or 'int8'")

@@ -141,16 +141,17 @@ class Decoder:
         """Clones of the compute copies: what a weight version is."""
         return {name: weight.data.clone() for name, weight in self.weights.items()}
 
-    def check_snapshot(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Raises WeightMismatch unless names, shapes and dtypes are exactly this model's."""
+    def check_snapshot(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> None:
+        """Raises WeightMismatch unless names, shapes and dtypes are exactly this model's (dtype: that one instead)."""
         for name, weight in self.weights.items():
             tensor = tensors.get(name)
             if tensor is None:
                 raise WeightMismatch(f"tensor {name!r} was not delivered ({len(tensors)} of {len(self.weights)} were)")
-            if tensor.shape != weight.data.shape or tensor.dtype != weight.data.dtype:
+            expected = dtype or weight.data.dtype
+            if tensor.shape != weight.data.shape or tensor.dtype != expected:
                 raise WeightMismatch(
                     f"tensor {name!r} was delivered as {tensor.dtype} {tuple(tensor.shape)}, "
-                    f"the model has {weight.data.dtype} {tuple(weight.data.shape)}"
+                    f"expected is {expected} {tuple(weight.data.shape)}"
                 )
         unknown = next((name for name in tensors if name not in self.weights), None)
         if unknown is not None:
@@ -164,9 +165,12 @@ class Decoder:
         if self._packed:
             self.pack()
 
-    def view(self, tensors: dict[str, torch.Tensor]) -> Decoder:
-        """The same model on these tensors, without a copy (to score with the weights of an older version)."""
-        self.check_snapshot(tensors)
+    def view(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype | None = None) -> Decoder:
+        """The same model on these tensors, without a copy (to score with the weights of an older version).
+
+        dtype: theirs, where the new model is to compute in another one than this.
+        """
+        self.check_snapshot(tensors, dtype)
         weights = {name: Weight(tensors[name]) for name in self.weights}
         rotary = (self.cos_PR, self.sin_PR)
         return Decoder(self.config, self.kernels, weights, self.vocab, self.eos_token_ids, rotary)

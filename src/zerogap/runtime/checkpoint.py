@@ -25,7 +25,16 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 # Keys and whole sections that a resumed run cannot change: what the numbering of groups and the optimizer's state mean,
 # and what the weights come from (a resume reads them from the checkpoint, so another value would have no effect).
-FIXED_KEYS = ("seed", "model", "task", "warm_start", "train.groups_per_update")
+# So is the engines' arithmetic: a run is one arm from its first update to its last.
+FIXED_KEYS = (
+    "seed",
+    "model",
+    "rollout.kernels",
+    "rollout.dtype",
+    "task",
+    "warm_start",
+    "train.groups_per_update",
+)
 
 
 def save_checkpoint(run_dir: Path, learner: Learner, start_folder: Path, record: dict[str, Any], keep: int) -> Path:
@@ -66,7 +75,7 @@ def remove_leftovers(run_dir: Path) -> None:
 def load_record(folder: Path, recipe: Recipe) -> dict[str, Any]:
     """trainer.json; CheckpointError when the recipe has changed in a key that a resumed run cannot change."""
     record = read_json(folder, RECORD)
-    old, new = record["recipe"], recipe.model_dump(mode="json")
+    old, new = (_written_out(values) for values in (record["recipe"], recipe.model_dump(mode="json")))
     lines = [line for key in FIXED_KEYS for line in _changes(key, _at(old, key), _at(new, key))]
     if lines:
         raise CheckpointError(f"{folder} cannot be resumed with this recipe; change back:\n" + "\n".join(lines))
@@ -77,6 +86,12 @@ def load_trainer(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, int]]
     """What Learner.load_state takes."""
     state: dict[str, int] = read_json(folder, RECORD)["learner"]
     return load_file(folder / TENSORS), state
+
+
+def _written_out(values: dict[str, Any]) -> dict[str, Any]:
+    """With what the engines have from the model by default."""
+    inherited = {key: values["rollout"].get(key) or values["model"][key] for key in ("kernels", "dtype")}
+    return values | {"rollout": values["rollout"] | inherited}
 
 
 def _at(values: dict[str, Any], key: str) -> Any:

@@ -6,15 +6,15 @@ import math
 
 import torch
 
-from zerogap.config import Model, RecipeError, Rollout
+from zerogap.config import Arithmetic, RecipeError, Rollout
 from zerogap.kernels import AttentionShape, get_kernels
 
 MEGABYTE = 1_000_000
 
 
-def page_bytes(model: Model, layers: int, shape: AttentionShape, page_size: int) -> int:
+def page_bytes(engine: Arithmetic, layers: int, shape: AttentionShape, page_size: int) -> int:
     """Bytes of one page over all layers, padding included."""
-    cache = get_kernels(model.kernels).new_cache(layers, 1, page_size, shape, getattr(torch, model.dtype))
+    cache = get_kernels(engine.kernels).new_cache(layers, 1, page_size, shape, getattr(torch, engine.dtype))
     return sum(layer.nbytes for layer in cache)
 
 

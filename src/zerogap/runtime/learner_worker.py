@@ -78,11 +78,11 @@ class LearnerWorker:
         save_decoder(self.decoder, folder, self.setup.model_folder)
 
     def identity(self) -> Identity:
-        return Identity.of(self.decoder, self.learner.version)
+        return Identity.of(self.decoder, self.learner.version, self.decoder.digest())
 
     def _audit(self, groups: list[FinishedGroup]) -> dict[str, Any]:
         recipe = self.setup.recipe
-        aligned = recipe.model.kernels == "aligned"
+        aligned = recipe.aligned
         chosen = choose_groups([group.group_id for group in groups], recipe.audit.share)
         if self._store is None or not chosen:
             return {"aligned": aligned}
@@ -103,7 +103,7 @@ class LearnerWorker:
 
     def _refuse_foreign(self, trajectories: list[Trajectory]) -> None:
         """In an aligned run every trajectory must come from an engine with the learner's own contract."""
-        if self.setup.recipe.model.kernels != "aligned":
+        if not self.setup.recipe.aligned:
             return
         for trajectory in trajectories:
             if trajectory.contract != self._contract:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from zerogap.config import Recipe
 from zerogap.runtime.backend import FinishedGroup
 
 METRICS, TRAJECTORIES, SUMMARY = "metrics.jsonl", "trajectories.jsonl", "summary.json"
@@ -80,7 +81,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
-def summarize(run_dir: Path, seconds: float, final_model: Path, kernels: str, dtype: str) -> dict[str, Any]:
+def summarize(run_dir: Path, seconds: float, final_model: Path, recipe: Recipe) -> dict[str, Any]:
     """The figures of summary.json, from all lines of metrics.jsonl (a resumed run's earlier ones included).
 
     reward_first and reward_last are means over the first and last 10% of updates; rates are sampled tokens over the
@@ -105,8 +106,11 @@ def summarize(run_dir: Path, seconds: float, final_model: Path, kernels: str, dt
         "learner_tokens_per_s": _rate(lines, "tokens/learner_rows", "throughput/learner_tokens_per_s"),
         "seconds": round(seconds, 1),
         "final_model": str(final_model),
-        "kernels": kernels,
-        "dtype": dtype,
+        "aligned": recipe.aligned,
+        "kernels": recipe.model.kernels,
+        "dtype": recipe.model.dtype,
+        "engine_kernels": recipe.engine_arithmetic.kernels,
+        "engine_dtype": recipe.engine_arithmetic.dtype,
         "prompts_skipped": lines[-1]["prompts/skipped"] if lines else 0,
         "errors": int(sum(line.get("errors/ungraded", 0) for line in lines)),
     }

@@ -197,7 +197,8 @@ def build_rollout_worker(setup: RunSetup) -> tuple[RolloutWorker, Identity]:
     """
     recipe = setup.recipe
     torch.set_num_threads(recipe.rollout.threads)
-    decoder = load_decoder(setup.model_folder, recipe.model.kernels, recipe.model.dtype)
+    arithmetic = recipe.engine_arithmetic
+    decoder = load_decoder(setup.model_folder, arithmetic.kernels, recipe.model.dtype)
     tokenizer = load_tokenizer(setup.model_folder)
     config = EngineConfig(
         max_running=recipe.rollout.max_running,
@@ -206,8 +207,9 @@ def build_rollout_worker(setup: RunSetup) -> tuple[RolloutWorker, Identity]:
         kv_tokens=setup.kv_tokens,
         max_context=decoder.config.max_position_embeddings,
         on_update=recipe.rollout.on_update,
+        dtype=getattr(torch, arithmetic.dtype),
     )
-    identity = Identity.of(decoder, setup.start_version)
     engine = EmbeddedEngine(decoder, tokenizer, config, setup.start_version)
+    identity = Identity.of(engine.decoder, setup.start_version, decoder.digest())
     host = open_host(recipe.task, in_process=recipe.runtime.driver == "inline")
     return RolloutWorker(engine, host, ChatTurns(tokenizer), recipe.task.retries), identity

@@ -90,7 +90,8 @@ def prepare_prompts(recipe: Recipe, run_dir: Path, task: Task, start: Start) -> 
         return render_prompt(tokenizer, example.messages)
 
     rollout = recipe.rollout
-    pages = pages_in_budget(rollout, page_bytes(recipe.model, config.num_layers, config.shape, rollout.page_size))
+    page = page_bytes(recipe.engine_arithmetic, config.num_layers, config.shape, rollout.page_size)
+    pages = pages_in_budget(rollout, page)
     if pages is None:
         cache = kv_tokens(task, render, rollout, config.max_position_embeddings)
     else:

@@ -59,6 +59,8 @@ def train(
             remove_stored_weights(run_dir)
         with _driver_log(run_dir):
             prompts, setup = prepare_prompts(recipe, run_dir, task, start)
+            if not recipe.aligned:
+                observer.warning(_not_aligned(recipe))
             observer.stage("starting engines and learner")
             backend = (build_backend or _default_backend(recipe))(setup)
             try:
@@ -119,7 +121,7 @@ class _Run:
             self._records.close()
         final_model = self._run_dir / "final_model"
         self._backend.save_model(final_model)
-        summary = summarize(self._run_dir, self._seconds(), final_model, recipe.model.kernels, recipe.model.dtype)
+        summary = summarize(self._run_dir, self._seconds(), final_model, recipe)
         write_atomically(self._run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
         self._observer.summary(summary)
         return summary
@@ -171,6 +173,14 @@ class _Run:
                     f"learner.learning_rate ({self._recipe.learner.learning_rate:g}) or train.lag "
                     f"({self._recipe.train.lag})"
                 )
+
+
+def _not_aligned(recipe: Recipe) -> str:
+    """The rule for audit.on_unequal, whose default would stop such a run at once."""
+    return (
+        f"aligned: no (engine {recipe.engine_arithmetic}, learner {recipe.model.arithmetic}): unequal bits are "
+        "expected; the audit counts them and never stops the run, whatever audit.on_unequal says"
+    )
 
 
 def _how_to_go_on(recipe: Recipe, run_dir: Path) -> str:

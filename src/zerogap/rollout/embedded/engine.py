@@ -20,7 +20,7 @@ from zerogap.rollout.embedded.runner import ModelRunner
 from zerogap.rollout.embedded.scheduler import Scheduler
 from zerogap.rollout.embedded.sequence import MAX_SEGMENTS, Sample
 from zerogap.rollout.embedded.stops import StopRule
-from zerogap.rollout.embedded.weights import StagedWeights
+from zerogap.rollout.embedded.weights import StagedWeights, in_dtype
 from zerogap.rollout.engine import NonFiniteLogprob
 from zerogap.trajectory import FinishReason, GroupRequest, Trajectory
 
@@ -34,6 +34,7 @@ class EngineConfig:
         turns may also grow to kv_tokens + 1 only.
     on_update: "recompute": samples that have begun drop their KV and go on with the new weights. "finish": they end on
         the old ones before the swap, parked ones included.
+    dtype: what the engine computes in; None: the decoder's. Weights are given and delivered in the decoder's dtype.
     """
 
     max_running: int = 64
@@ -42,6 +43,7 @@ class EngineConfig:
     kv_tokens: int | None = None
     max_context: int | None = None
     on_update: Literal["recompute", "finish"] = "recompute"
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_batched_tokens", "page_size", "kv_tokens", "max_context"):
@@ -62,7 +64,8 @@ class EmbeddedEngine:
         if config.max_context is not None and config.max_context > limit:
             raise ValueError(f"max_context {config.max_context} exceeds the model's max_position_embeddings {limit}")
         self.config = config
-        self.decoder = decoder
+        delivered = decoder.dtype
+        self.decoder = decoder = in_dtype(decoder, config.dtype or delivered)
         self.max_context = config.max_context or limit
         self._version = version
         pages = -(-self.max_context // config.page_size) * config.max_running
@@ -77,7 +80,7 @@ class EmbeddedEngine:
         )
         self._stops = StopRule(decoder.eos_token_ids, self._limits.longest, tokenizer)
         self._contract = decoder.contract_digest()
-        self._staged = StagedWeights(decoder)
+        self._staged = StagedWeights(decoder, delivered)
         self._next: tuple[int, dict[str, torch.Tensor]] | None = None  # committed, waits for running samples to end
         self._counters = dict.fromkeys(("steps", "sampled_tokens", "prefill_tokens", "nonfinite", "weight_updates"), 0)
 
