@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from zerogap.bench.step import StepSetting, step_recipe
 from zerogap.cli.main import COMMANDS, main
+from zerogap.config import Arithmetic
 
 RECIPE = {
     "name": "small",
@@ -66,6 +68,16 @@ def test_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         parts = row[f"{kernels}_rollout_s"], row[f"{kernels}_learner_s"]
         assert min(parts) > 0 and max(parts) < row[f"{kernels}_seconds"]
         assert row[f"{kernels}_rows"] >= 4
+
+
+def test_sides_of_a_step_are_the_named_arithmetic_in_engine_and_learner(tmp_path: Path) -> None:
+    """Also of a recipe whose engines have their own."""
+    recipe = tmp_path / "arm.yaml"
+    recipe.write_text(yaml.safe_dump(RECIPE | {"rollout": {"kernels": "int8", "dtype": "float32"}}))
+    setting = StepSetting(None, (str(recipe),), (), ("bfloat16",), 1, 1)
+    for kernels in ("aligned", "standard"):
+        side = step_recipe(str(recipe), tmp_path, setting, "bfloat16", kernels)
+        assert side.engine_arithmetic == side.model.arithmetic == Arithmetic(kernels, "bfloat16")
 
 
 @pytest.mark.parametrize(

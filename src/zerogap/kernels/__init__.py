@@ -1,4 +1,4 @@
-"""Every arithmetic step of a forward pass, twice: `aligned` (ours) and `standard` (stock torch)."""
+"""Every arithmetic step of a forward pass, by family: `aligned` (ours), `standard` (stock torch), `int8` (engines)."""
 
 from zerogap.kernels.interface import Kernels, get_kernels
 from zerogap.kernels.rows import AttentionShape, RowBatch

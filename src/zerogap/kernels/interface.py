@@ -1,7 +1,7 @@
 """The small interface behind which every arithmetic step of a forward pass lives.
 
-Two families implement it: `aligned` (our C++, batch invariant by construction) and `standard` (stock torch), with
-`int8` (its weights rounded, engines only) derived from the latter. Shape suffixes: T rows, S sequences, B sampled rows,
+Three families implement it: `aligned` (our C++, batch invariant by construction), `standard` (stock torch), and `int8`
+(the same with rounded weights, for engines only). Shape suffixes: T rows, S sequences, B sampled rows,
 H hidden, K in, N out, E fused qkv, I intermediate, V vocabulary, P positions, D head_dim.
 
 With gradients enabled and weights that have a master, every operation marked (grad) is differentiable; the

@@ -1,4 +1,4 @@
-"""Family `standard`: stock torch kernels, the control arm. Not batch invariant, and not meant to be.
+"""Family `standard`: stock torch kernels, to compare with. Not batch invariant, and not meant to be.
 
 Everything is differentiable by torch's own autograd; masters are cast to the compute dtype on the way in.
 """
