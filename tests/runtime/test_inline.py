@@ -302,7 +302,7 @@ def test_identities_are_compared() -> None:
     recipe = tiny_recipe(Path("m"))
     learner = Identity(0, "w", "c", {"key_block": 64})
     check_identities(recipe, learner, [learner])
-    with pytest.raises(RunFailed, match=r'(?s)contract.*worker 0: \{"key_block": 32\}.*learner: \{"key_block": 64'):
+    with pytest.raises(RunFailed, match=r'(?s)contract.*worker 1: \{"key_block": 32\}.*learner: \{"key_block": 64'):
         check_identities(recipe, learner, [learner, Identity(0, "w", "d", {"key_block": 32})])
     with pytest.raises(RunFailed, match="rollout worker 0 starts with weights v of version 0"):
         check_identities(recipe, learner, [Identity(0, "v", "c", {})])
