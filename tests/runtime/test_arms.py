@@ -65,7 +65,7 @@ def test_the_gap_of_an_arm(tiny_model: Path, tmp_path: Path, splits: list[Split]
         largest = np.maximum.reduce([np.abs(part) for part in parts])
         assert (np.abs(parts[0] + parts[1] - parts[2]) <= 2 * np.spacing(largest)).all()
         assert 0 < np.abs(parts[1]).max() < bound
-        assert split.unequal > 0 and bool((split.lag_N[split.versions_N == split.version] == 0).all())
+        assert split.unequal > 0 and bool((split.lag_N[split.ages_N == 0] == 0).all())
     assert max(float(split.lag_N.abs().max()) for split in splits) > 1e-3
 
     lines = metrics(tmp_path / "run")
