@@ -108,8 +108,23 @@ def test_wrong_types_and_sources() -> None:
     assert "train.updates" in problem(train={"updates": "many"})
     assert "exactly one of path, create, fetch" in problem(model={"create": {}, "path": "there"})
     assert "exactly one of name" in problem(task={"name": "chain_sum", "jsonl": "file"})
+    assert "given: name, file" in problem(task={"name": "chain_sum", "file": "a.py"})
+    assert "given: none" in problem(task={})
+    assert "params belong to name (reasoning-gym) or file" in problem(task={"jsonl": "a.jsonl", "params": {"x": 1}})
+    assert "max_turns 3: an episode of name has one turn" in problem(task={"name": "chain_sum", "max_turns": 3})
+    assert "a file reads the answer itself" in problem(task={"file": "a.py", "answer_pattern": "(.*)"})
+    assert "task.call_timeout_s" in problem(task={"name": "chain_sum", "call_timeout_s": 0})
+    assert "task.max_error_share" in problem(task={"name": "chain_sum", "max_error_share": 1.5})
     assert "multiple of num_kv_heads" in problem(model={"create": {"num_heads": 4, "num_kv_heads": 3}})
     assert "name: required" in str(_parse_error({"model": {"create": {}}, "task": {"name": "chain_sum"}}))
+
+
+def test_an_episode_has_one_turn_unless_a_file_makes_environments() -> None:
+    def turns(**task: object) -> int:
+        return parse_recipe({"name": "r", "model": {"fetch": "smollm2-135m"}, "task": task}).task.turn_limit
+
+    assert turns(name="chain_sum") == turns(jsonl="a.jsonl") == 1
+    assert turns(file="a.py") == 16 and turns(file="a.py", max_turns=3) == 3
 
 
 @pytest.mark.parametrize(

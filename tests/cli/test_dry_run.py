@@ -45,6 +45,21 @@ def test_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert answer["needs"]["parameters"] > 100_000
 
 
+def test_the_file_of_an_environment_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = {"name": "r", "model": {"create": {}}, "task": {"file": "mine.py"}}
+    Path("r.yaml").write_text(yaml.safe_dump(recipe))
+    Path("mine.py").write_text(
+        "def examples():\n    return [{'question': 'q'}]\n\ndef grade(payload, text): return 1\n"
+    )
+    assert main(["train", "r.yaml", "--dry-run"]) == 0
+    Path("mine.py").write_text("def examples():\n    return [1 / 0]\n\ndef grade(payload, text): return 1\n")
+    assert main(["train", "r.yaml", "--dry-run"]) != 0
+    assert f"{tmp_path / 'mine.py'}:2: ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_parameters_of_smollm2() -> None:
     """134,515,008 is what the published checkpoint holds."""
     assert ModelSize.from_config(SMOLLM2_135M).parameters == 134_515_008

@@ -8,27 +8,43 @@ from pydantic import Field, model_validator
 
 from zerogap.config.section import Section
 
+DEFAULT_TURNS = 16
+
 
 class Task(Section):
-    """Exactly one of name (a reasoning-gym dataset) and jsonl (a file with `question` and `answer`)."""
+    """Exactly one of name (a reasoning-gym dataset), jsonl (a file with `question` and `answer`) and file (any Python
+    file that makes an environment)."""
 
     name: str | None = None
     """A reasoning-gym dataset with its own scorer (chain_sum, gcd, ...)."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), not `size` or `seed`.
-    Write 1.0e-3 here: YAML reads 1e-3 as text."""
+    """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), or of the file's `examples` and
+    `Environment`; not `size` or `seed`. Write 1.0e-3 here: YAML reads 1e-3 as text."""
     jsonl: str | None = None
     """A file with one {"question", "answer"} per line, graded by math-verify."""
+    file: str | None = None
+    """A Python file with a function `examples`, and `grade` or a class `Environment` (docs/environments.md)."""
     size: int = Field(10_000, ge=1)
-    """reasoning-gym only: number of distinct examples; then they repeat in a new order."""
+    """reasoning-gym: number of distinct examples; then they repeat in a new order. A file's `examples` gets it where it
+    has a parameter of that name."""
     seed: int = 0
-    """Seed of the generated examples, and of nothing else."""
+    """Seed of the generated examples, and of nothing else. A file's `examples` gets it where it has a parameter of that
+    name."""
     system_prompt: str | None = None
     """A system message before each question."""
     instruction: str | None = None
     """Text added after each question (how to answer)."""
     answer_pattern: str | None = None
-    """Regular expression whose first group (last match) is graded; default: the whole sampled text."""
+    """Regular expression whose first group (last match) is graded; default: the whole sampled text. Not with file,
+    which reads the answer itself."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most turns of an episode of a file's `Environment`; one that would go on is truncated there. Default: 16."""
+    call_timeout_s: float = Field(30.0, gt=0)
+    """Longest call of an environment or grader in seconds; then it is stopped, also when it computes without end."""
+    retries: int = Field(1, ge=0)
+    """How often an episode whose environment failed begins again before it is given up as an error."""
+    max_error_share: float = Field(0.1, ge=0, le=1)
+    """The run ends when more than this share of an update's episodes has an error instead of a reward."""
 
     call_timeout_s: float = Field(30.0, gt=0)
     """Longest call of an environment or grader in seconds; then it is stopped, also when it computes without end."""
@@ -39,11 +55,27 @@ class Task(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Task:
-        if (self.name is None) == (self.jsonl is None):
-            raise ValueError("give exactly one of name (a reasoning-gym dataset) and jsonl (a file)")
+        sources = ("name", "jsonl", "file")
+        given = [key for key in sources if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "give exactly one of name (a reasoning-gym dataset), jsonl (a file of questions and answers) and file "
+                f"(a Python file); given: {', '.join(given) or 'none'}"
+            )
         if self.jsonl is not None and self.params:
-            raise ValueError("params belong to name (reasoning-gym), not to jsonl")
+            raise ValueError("params belong to name (reasoning-gym) or file, not to jsonl")
+        if self.file is None and self.max_turns is not None:
+            raise ValueError(f"max_turns {self.max_turns}: an episode of {given[0]} has one turn; remove the key")
+        if self.file is not None and self.answer_pattern is not None:
+            raise ValueError("answer_pattern belongs to name or jsonl; a file reads the answer itself")
         return self
+
+    @property
+    def turn_limit(self) -> int:
+        """Most turns of an episode."""
+        if self.file is None:
+            return 1
+        return DEFAULT_TURNS if self.max_turns is None else self.max_turns
 
 
 class WarmStart(Section):

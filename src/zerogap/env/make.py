@@ -15,6 +15,10 @@ from zerogap.env.task import make_task
 def make_environments(settings: config.Task) -> MakeEnvironment:
     """A function that makes the environment of one episode. Loads what the episodes share; raises TaskError where
     that fails. As a host's `load` (it can be pickled): `functools.partial(make_environments, recipe.task)`."""
+    if settings.file is not None:
+        from zerogap.env.file_task import FileTask
+
+        return FileTask(settings).environments()
     task = make_task(settings)
     return lambda: SingleTurn(task)
 

@@ -64,6 +64,12 @@ def make_task(settings: config.Task) -> Task:
         from zerogap.env.jsonl import JsonlTask
 
         return JsonlTask(settings)
+    if settings.file is not None:
+        from zerogap.env.file_task import FileTask
+
+        task = FileTask(settings)
+        task.example(0)  # runs the file's `examples` once: what is wrong with them is said now
+        return task
     from zerogap.env.reasoning import ReasoningTask
 
     return ReasoningTask(settings)
