@@ -167,5 +167,20 @@ def test_the_examples_of_the_document_run(tmp_path):
         host.step(EPISODE, "none")
         host.step(EPISODE, f" {example.payload} ")
         wrong, right = (answer.step for answer in host.results(0.0))
-    assert wrong.reward == -0.1 and not wrong.terminated
+    assert wrong.reward == -0.1 and not wrong.terminated and not wrong.truncated
     assert right == Step([], 1.0, True, False, {"guessed": True})
+
+
+def test_an_episode_that_would_go_on_is_truncated_at_max_turns(tmp_path):
+    file = ENVIRONMENT.replace(
+        "[], 1.0 + self.bonus, True", "[{'role': 'user', 'content': 'on'}], 0.25, action == 'end'"
+    )
+    settings = settings_of(tmp_path, EXAMPLES, file, max_turns=2)
+    example = make_task(settings).example(0)
+    with closing(LocalHost(partial(make_environments, settings), 5.0)) as host:
+        assert play(host, example, "a").step == Step([{"role": "user", "content": "on"}], 0.25, False, False, {})
+        host.step(EPISODE, "b")
+        assert host.results(0.0)[0].step == Step([], 0.25, False, True, {})
+        play(host, example, "a", (0, 1, 0))
+        host.step((0, 1, 0), "end")
+        assert not host.results(0.0)[0].step.truncated  # its own end counts

@@ -46,13 +46,6 @@ class Task(Section):
     max_error_share: float = Field(0.1, ge=0, le=1)
     """The run ends when more than this share of an update's episodes has an error instead of a reward."""
 
-    call_timeout_s: float = Field(30.0, gt=0)
-    """Longest call of an environment or grader in seconds; then it is stopped, also when it computes without end."""
-    retries: int = Field(1, ge=0)
-    """How often an episode whose environment failed begins again before it is given up as an error."""
-    max_error_share: float = Field(0.1, ge=0, le=1)
-    """The run ends when more than this share of an update's episodes has an error instead of a reward."""
-
     @model_validator(mode="after")
     def _one_source(self) -> Task:
         sources = ("name", "jsonl", "file")

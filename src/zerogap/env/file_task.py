@@ -16,6 +16,7 @@ from zerogap.env.environment import is_message
 from zerogap.env.host import MakeEnvironment
 from zerogap.env.single_turn import SingleTurn
 from zerogap.env.task import Example, GradeError, Message, TaskError, Wording
+from zerogap.env.turn_limit import TurnLimit
 from zerogap.env.user_file import UserFile, check_known, taken
 
 _METHODS = {"reset": ("self", "example"), "step": ("self", "action"), "close": ("self",)}
@@ -89,8 +90,8 @@ class FileTask:
         """What makes the environment of one episode."""
         if self._environment is None:
             return lambda: SingleTurn(self)
-        made, arguments = self._environment, self._arguments(self._environment)
-        return lambda: made(**arguments)
+        made, arguments, limit = self._environment, self._arguments(self._environment), self._settings.turn_limit
+        return lambda: TurnLimit(made(**arguments), limit)
 
     # What the file defines
 
