@@ -135,6 +135,9 @@ def test_a_forgetful_template_makes_segments(
         assert [s["segment"] for s in segments] == list(range(len(segments)))
         assert len({s["reward"] for s in segments}) == 1
     assert any(len(segments) == 3 for segments in episodes.values())
+    for line, update in zip(metrics(tmp_path / "run"), range(1, 4), strict=True):
+        rewards = [s[0]["reward"] for s in episodes.values() if s[0]["info"]["update"] == update]
+        assert line["reward/mean"] == pytest.approx(sum(rewards) / len(rewards))
 
 
 def test_a_failed_episode_begins_again_then_is_given_up(tiny_model: Path, tmp_path: Path, talks: type[Talks]) -> None:
