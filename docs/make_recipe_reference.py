@@ -34,6 +34,7 @@ SECTIONS = {
     "CreateModel": "model.create",
     "RopeScaling": "model.rope_scaling",
     "Task": "task",
+    "Tools": "task.tools",
     "WarmStart": "warm_start",
     "Rollout": "rollout",
     "Learner": "learner",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zerogap import config
-from zerogap.config.tools import MOST_CALLS
+from zerogap.config.tools import MOST_CALLS, Tools
 from zerogap.env.environment import Step, checked_step
 from zerogap.env.python_tool import NOTHING_PRINTED, TOO_MANY, PythonTool, tool_schemas
 from zerogap.env.task import Example
@@ -59,7 +59,7 @@ class Canned:
 
 def play(backend: Any, *actions: str, turns: int = 8, **settings: Any) -> list[Step]:
     async def episode() -> list[Step]:
-        tool = PythonTool(Equals(), backend, config.Tools.model_validate(settings), turns)
+        tool = PythonTool(Equals(), backend, Tools.model_validate(settings), turns)
         assert await tool.reset(EXAMPLE) == EXAMPLE.messages
         try:
             return [await checked_step(tool, action) for action in actions]

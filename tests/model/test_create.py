@@ -52,7 +52,7 @@ def test_a_turn_costs_two_tokens_beside_its_text(folder):
     spelled = tokenizer.encode("12 + 34", add_special_tokens=False)
     prompt = render_prompt(tokenizer, question)
     assert prompt[0] == tokenizer.bos_token_id and prompt[1:-1] == spelled and tokenizer.decode(prompt[-1:]) == "\n"
-    ids, mask = ChatTurns(tokenizer).solution(question, [{"role": "assistant", "content": "46"}])[0]
+    ids, mask = ChatTurns(tokenizer).solution(question, "46")[0]
     assert ids[: len(prompt)] == prompt and ids[-1] == tokenizer.convert_tokens_to_ids(EOS)
     assert mask == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
     turns = [*question, {"role": "assistant", "content": "46"}, *question]

@@ -47,9 +47,8 @@ def recipe(**changes):
 def mean_logprob(folder, task):
     decoder, tokenizer = load_decoder(folder, "standard", "float32"), load_tokenizer(folder)
     examples = [task.example(i) for i in range(64)]
-    answers = [[{"role": "assistant", "content": task.solution(e)}] for e in examples]
     turns = ChatTurns(tokenizer)
-    solutions = [Solution(*turns.solution(e.messages, a)[0]) for e, a in zip(examples, answers, strict=True)]
+    solutions = [Solution(*turns.solution(e.messages, task.solution(e))[0]) for e in examples]
     with torch.no_grad():
         return torch.cat([b.logprobs(decoder, 1.0) for b in pack(solutions, 4096)]).mean().item()
 

@@ -87,6 +87,7 @@ def test_longest_prompt_is_what_the_engine_accepts() -> None:
 
 def test_default_cache_holds_all_running_sequences() -> None:
     rollout = Rollout(max_new_tokens=10, max_running=4, page_size=8)
-    assert kv_tokens(Numbers(10), render, rollout, context=128) == 128  # one of full length
-    assert kv_tokens(Numbers(60), render, rollout, context=128) == 4 * 72  # 4 of 60 + 10, in whole pages
-    assert kv_tokens(Numbers(60), render, rollout, context=100_000) == 8192
+    assert kv_tokens(Numbers(10), render, rollout, context=128, turns=1) == 128  # one of full length
+    assert kv_tokens(Numbers(60), render, rollout, context=128, turns=1) == 4 * 72  # 4 of 60 + 10, in whole pages
+    assert kv_tokens(Numbers(60), render, rollout, context=100_000, turns=1) == 8192
+    assert kv_tokens(Numbers(60), render, rollout, context=128, turns=2) == 4 * 96

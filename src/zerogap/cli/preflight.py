@@ -70,11 +70,14 @@ def check_task(settings: Task, solutions: bool = False) -> None:
     `solutions`, a task whose first example has no worked solution."""
     if settings.jsonl is not None and not Path(settings.jsonl).is_file():
         raise BadInput(f"task.jsonl: no such file {settings.jsonl}")
+    from zerogap.env.python_tool import check_tools
     from zerogap.env.task import TaskError, make_task
+    from zerogap.env.tools.interface import SandboxUnavailable
 
     try:
+        check_tools(settings)
         task = make_task(settings)
         if solutions:
             task.solution(task.example(0))
-    except TaskError as error:
+    except (TaskError, SandboxUnavailable) as error:
         raise BadInput(str(error)) from error

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from zerogap.config.section import Section
+from zerogap.config.tools import MOST_CALLS, Tools
 
 DEFAULT_TURNS = 16
 
@@ -38,7 +39,9 @@ class Task(Section):
     """Regular expression whose first group (last match) is graded; default: the whole sampled text. Not with file,
     which reads the answer itself."""
     max_turns: int | None = Field(None, ge=1)
-    """Most turns of an episode of a file's `Environment`; one that would go on is truncated there. Default: 16."""
+    """Most turns of an episode with tools or of a file's `Environment`; one that would go on is truncated there.
+    Default: 16."""
+    tools: Tools | None = None
     call_timeout_s: float = Field(30.0, gt=0)
     """Longest call of an environment or grader in seconds; then it is stopped, also when it computes without end."""
     retries: int = Field(1, ge=0)
@@ -57,8 +60,13 @@ class Task(Section):
             )
         if self.jsonl is not None and self.params:
             raise ValueError("params belong to name (reasoning-gym) or file, not to jsonl")
-        if self.file is None and self.max_turns is not None:
+        if self.file is None and self.tools is None and self.max_turns is not None:
             raise ValueError(f"max_turns {self.max_turns}: an episode of {given[0]} has one turn; remove the key")
+        if self.tools is not None and self.call_timeout_s <= MOST_CALLS * self.tools.seconds:
+            raise ValueError(
+                f"call_timeout_s {self.call_timeout_s:g} must be above {MOST_CALLS} calls of tools.seconds "
+                f"{self.tools.seconds:g}, the most of one turn; raise the one or lower the other"
+            )
         if self.file is not None and self.answer_pattern is not None:
             raise ValueError("answer_pattern belongs to name or jsonl; a file reads the answer itself")
         return self
@@ -66,7 +74,7 @@ class Task(Section):
     @property
     def turn_limit(self) -> int:
         """Most turns of an episode."""
-        if self.file is None:
+        if self.file is None and self.tools is None:
             return 1
         return DEFAULT_TURNS if self.max_turns is None else self.max_turns
 

@@ -47,9 +47,14 @@ class FileTask:
             )
         if self._grade is not None:
             file.check_parameters(self._grade, ("payload", "text"))
-            if settings.max_turns is not None:
+            if settings.max_turns is not None and settings.tools is None:
                 raise TaskError(f"task.max_turns: an episode of {file.path} has one turn, graded by `grade`")
         if self._environment is not None:
+            if settings.tools is not None:
+                raise TaskError(
+                    f"{file.where(self._environment)}: task.tools belongs to a file with `grade`; a class Environment "
+                    "answers every turn itself"
+                )
             self._check_methods(self._environment)
         self._settings = settings
         self._check_params()
@@ -78,13 +83,17 @@ class FileTask:
             raise GradeError(f"`grade` failed on prompt {example.prompt_id}, text {text[:200]!r}: {error}") from error
         return value
 
-    def solution(self, example: Example) -> str:
+    def solution(self, example: Example) -> str | list[Message]:
         solution = self._item(example.prompt_id).get("solution")
-        if not isinstance(solution, str):
-            raise TaskError(
-                f"{self._where(example.prompt_id)} has no `solution` (a text); add it, or leave out warm_start"
-            )
-        return solution
+        if isinstance(solution, str):
+            return solution
+        turns = solution if isinstance(solution, list) and all(map(is_message, solution)) else []
+        if turns and turns[0]["role"] == turns[-1]["role"] == "assistant":
+            return turns
+        raise TaskError(
+            f"{self._where(example.prompt_id)} has no `solution` (a text, or all messages after the question, the "
+            "assistant's first and last); add it, or leave out warm_start"
+        )
 
     def environments(self) -> MakeEnvironment:
         """What makes the environment of one episode."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from zerogap import config
+from zerogap.env.file_task import FileTask
 from zerogap.env.host import Host, MakeEnvironment
 from zerogap.env.local_host import LocalHost
 from zerogap.env.process_host import ProcessHost
+from zerogap.env.python_tool import with_python_tool
 from zerogap.env.single_turn import SingleTurn
 from zerogap.env.task import make_task
 
@@ -15,11 +17,11 @@ from zerogap.env.task import make_task
 def make_environments(settings: config.Task) -> MakeEnvironment:
     """A function that makes the environment of one episode. Loads what the episodes share; raises TaskError where
     that fails. As a host's `load` (it can be pickled): `functools.partial(make_environments, recipe.task)`."""
-    if settings.file is not None:
-        from zerogap.env.file_task import FileTask
-
-        return FileTask(settings).environments()
     task = make_task(settings)
+    if settings.tools is not None:
+        return with_python_tool(task, settings)
+    if isinstance(task, FileTask):
+        return task.environments()
     return lambda: SingleTurn(task)
 
 

@@ -1,6 +1,7 @@
 """Any gradeable task with a Python tool: the policy runs code for some turns, then answers.
 
-Variables live from call to call. What the code does wrong is shown to the policy; what the sandbox cannot do is an error.
+Variables live from call to call. What the code does wrong is shown to the policy; what the sandbox cannot do is an
+error.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from zerogap import config
-from zerogap.config.tools import MOST_CALLS
+from zerogap.config.tools import MOST_CALLS, Tools
 from zerogap.env.environment import Step
 from zerogap.env.host import MakeEnvironment
 from zerogap.env.task import Example, Message, Task
@@ -21,10 +22,10 @@ TOO_MANY = f"(not run: at most {MOST_CALLS} calls in a turn)"
 
 
 class PythonTool:
-    """See zerogap.env.environment.Environment. A turn with calls is answered with one tool message per call; one without
-    is the answer, which the task grades. The turn after `turns` - 1 turns with calls has to answer."""
+    """See zerogap.env.environment.Environment. A turn with calls is answered with one tool message per call; one
+    without is the answer, which the task grades. The turn after `turns` - 1 turns with calls has to answer."""
 
-    def __init__(self, task: Task, backend: PythonBackend, settings: config.Tools, turns: int) -> None:
+    def __init__(self, task: Task, backend: PythonBackend, settings: Tools, turns: int) -> None:
         self._task = task
         self._backend = backend
         self._format = settings.format
@@ -71,7 +72,7 @@ class PythonTool:
 
 
 def with_python_tool(task: Task, settings: config.Task) -> MakeEnvironment:
-    """Environments of a task with its tool. Raises SandboxUnavailable where the back-end cannot isolate code here."""
+    """Environments of a task with its tool. Raises SandboxUnavailable, as check_tools does."""
     assert settings.tools is not None
     tools, turns = settings.tools, settings.turn_limit
     backend = _backend(tools.backend)
@@ -83,12 +84,20 @@ def tool_schemas(settings: config.Task) -> list[dict[str, Any]]:
     return [PYTHON_SCHEMA] if settings.tools is not None and settings.tools.format == "tool_call" else []
 
 
+def check_tools(settings: config.Task) -> None:
+    """Raises SandboxUnavailable where the tool's back-end lacks what it needs on this machine."""
+    if settings.tools is not None:
+        _backend(settings.tools.backend)
+
+
 def _backend(name: str) -> PythonBackend:
     """Imported here: a run without the tool loads neither."""
     if name == "monty":
         from zerogap.env.tools.monty import MontyBackend
 
         return MontyBackend()
+    from zerogap.env.tools import bubblewrap
     from zerogap.env.tools.cpython import CPythonBackend
 
+    bubblewrap.command(0)  # raises where it could not start, before the first episode does
     return CPythonBackend()

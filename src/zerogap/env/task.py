@@ -49,8 +49,9 @@ class Task(Protocol):
         """Reward of the sampled text, usually in [0, 1]. Raises GradeError when the grader fails."""
         ...
 
-    def solution(self, example: Example) -> str:
-        """A text that this task's grader gives 1.0, with steps where the task can derive them.
+    def solution(self, example: Example) -> str | list[Message]:
+        """A text that this task's grader gives 1.0, with steps where the task can derive them; or of several turns all
+        messages after the question, from the policy's first to its last.
 
         Raises TaskError where no solution is known.
         """

@@ -18,6 +18,9 @@ _ANSWER = "zerogap:answer:5d0f"
 _THINKING = f"<think>\n{_ANSWER}:thought\n</think>\n\n"
 
 
+Supervised = tuple[list[int], list[int]]  # token ids, loss mask
+
+
 class ChatTurns:
     """Renders one tokenizer's chats. tools: JSON schemas that the chat template shows to the policy, if any."""
 
@@ -50,15 +53,17 @@ class ChatTurns:
             after = after.removeprefix(self._tokenizer.decode([sampled[-1]], skip_special_tokens=False))
         return self._encode(after)
 
-    def solution(self, messages: Sequence[Message], turns: Sequence[Message]) -> list[tuple[list[int], list[int]]]:
+    def solution(self, messages: Sequence[Message], turns: str | Sequence[Message]) -> list[Supervised]:
         """(token ids, loss mask) of a worked episode, laid out as a rollout of it: the mask is 1 on what the policy
         says. One pair; where the template forgets, one for each segment.
 
-        turns: from the policy's first answer to its last, with what it is shown in between.
+        turns: from the policy's first answer to its last, with what it is shown in between; a text is one answer.
         Raises CheckpointError where the tokenizer has no end mark.
         """
         if (end := self._tokenizer.eos_token_id) is None:
             raise CheckpointError("the tokenizer has no eos_token; a supervised example must teach where to stop")
+        if isinstance(turns, str):
+            turns = [{"role": "assistant", "content": turns}]
         chat, ids = list(messages), self.prompt(messages)
         mask, segments = [0] * len(ids), []
         for answer, shown in _answers(turns):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from zerogap.config import CreateModel, Recipe
+from zerogap.env.python_tool import tool_schemas
 from zerogap.env.stream import PromptStream
 from zerogap.env.task import Task, TaskError, make_task
 from zerogap.learner.sft import train_sft
@@ -21,13 +22,11 @@ from zerogap.model.checkpoint import load_decoder, save_decoder
 from zerogap.model.context import change_context
 from zerogap.model.create import create_model
 from zerogap.model.fetch import cached_model, fetch_model
-from zerogap.model.turns import ChatTurns
+from zerogap.model.turns import ChatTurns, Supervised
 from zerogap.runtime.observer import Observer
 
 TOKENIZER_EXAMPLES = 2000  # prompts whose text a new tokenizer is built on
 BASE_MODEL, START_MODEL = "base_model", "start_model"  # folders of a run
-
-Supervised = tuple[list[int], list[int]]  # token ids, loss mask
 
 
 def prepare_model(recipe: Recipe, run_dir: str | Path, observer: Observer) -> Path:
@@ -64,7 +63,8 @@ def create_for_task(spec: CreateModel, task: Task, folder: str | Path, seed: int
             example = task.example(index)
             yield from (message["content"] for message in example.messages)
             with suppress(TaskError):  # a task without worked solutions: its prompts must do
-                yield task.solution(example)
+                solution = task.solution(example)
+                yield from [solution] if isinstance(solution, str) else (turn["content"] for turn in solution)
 
     return create_model(spec, texts(), folder, seed)
 
@@ -82,7 +82,7 @@ def warm_start(recipe: Recipe, base: Path, folder: Path, observer: Observer) -> 
     with _threads(recipe.learner.threads):
         train_sft(
             decoder,
-            _batches(task, tokenizer, settings.examples_per_step, longest, recipe.seed),
+            _batches(task, tokenizer, tool_schemas(recipe.task), settings.examples_per_step, longest, recipe.seed),
             settings.learning_rate,
             settings.warmup_steps,
             settings.steps,
@@ -126,10 +126,12 @@ def _base_model(recipe: Recipe, folder: Path, observer: Observer) -> Path:
     return folder
 
 
-def _batches(task: Task, tokenizer: Any, size: int, longest: int, seed: int) -> Iterator[list[Supervised]]:
+def _batches(
+    task: Task, tokenizer: Any, schemas: list[dict[str, Any]], size: int, longest: int, seed: int
+) -> Iterator[list[Supervised]]:
     """Endless batches of `size` examples in the stream's order; those longer than the model's context are left out."""
     order = PromptStream(len(task), seed)
-    turns = ChatTurns(tokenizer)
+    turns = ChatTurns(tokenizer, schemas)
     position = skipped = 0
     while True:
         batch: list[Supervised] = []
@@ -137,8 +139,7 @@ def _batches(task: Task, tokenizer: Any, size: int, longest: int, seed: int) -> 
         while taken < size:
             example = task.example(order[position])
             position += 1
-            answer = {"role": "assistant", "content": task.solution(example)}
-            segments = turns.solution(example.messages, [answer])
+            segments = turns.solution(example.messages, task.solution(example))
             if all(len(ids) <= longest for ids, _ in segments):
                 batch += segments
                 taken += 1

@@ -86,15 +86,18 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} epoch {epoch}".encode()).digest()[:8], "big") >> 1
 
 
-def kv_tokens(task: Task, render: Callable[[Example], list[int]], rollout: Rollout, context: int) -> int:
+def kv_tokens(task: Task, render: Callable[[Example], list[int]], rollout: Rollout, context: int, turns: int) -> int:
     """Default size of an engine's KV cache: room for max_running sequences as long as the first prompts suggest, and
-    for one of full length up to 8,192 tokens (an unusually long one then waits for others; it is not refused)."""
+    for one of full length up to 8,192 tokens (an unusually long one then waits for others; it is not refused).
+
+    turns: most turns of an episode; after all but the last, as much may be shown to the policy as it says.
+    """
     longest = max(len(render(task.example(index))) for index in range(min(len(task), PROMPTS_MEASURED)))
 
     def in_pages(tokens: int) -> int:
         return -(-tokens // rollout.page_size) * rollout.page_size
 
-    usual = in_pages(min(longest + rollout.max_new_tokens, context))
+    usual = in_pages(min(longest + (2 * turns - 1) * rollout.max_new_tokens, context))
     return max(rollout.max_running * usual, in_pages(min(context, 8192)))
 
 

@@ -16,6 +16,7 @@ import torch
 from zerogap.env.environment import EpisodeError, Step
 from zerogap.env.host import Answer, Host
 from zerogap.env.make import open_host
+from zerogap.env.python_tool import tool_schemas
 from zerogap.model.chat import load_tokenizer
 from zerogap.model.checkpoint import load_decoder
 from zerogap.model.decoder import snapshot_digest
@@ -212,4 +213,4 @@ def build_rollout_worker(setup: RunSetup) -> tuple[RolloutWorker, Identity]:
     engine = EmbeddedEngine(decoder, tokenizer, config, setup.start_version)
     identity = Identity.of(engine.decoder, setup.start_version, decoder.digest())
     host = open_host(recipe.task, in_process=recipe.runtime.driver == "inline")
-    return RolloutWorker(engine, host, ChatTurns(tokenizer), recipe.task.retries), identity
+    return RolloutWorker(engine, host, ChatTurns(tokenizer, tool_schemas(recipe.task)), recipe.task.retries), identity

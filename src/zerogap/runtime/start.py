@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from zerogap.config import Recipe, dump_recipe
+from zerogap.env.python_tool import tool_schemas
 from zerogap.env.stream import PromptStream
 from zerogap.env.task import Example, Task, make_task
-from zerogap.model.chat import load_tokenizer, render_prompt
+from zerogap.model.chat import load_tokenizer
 from zerogap.model.checkpoint import CheckpointError, check_folder, check_tokenizer, read_json
 from zerogap.model.config import DecoderConfig
+from zerogap.model.turns import ChatTurns
 from zerogap.runtime.backend import RunSetup
 from zerogap.runtime.checkpoint import checkpoints, load_record
 from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
@@ -37,8 +39,9 @@ class Start:
 def absolute_paths(recipe: Recipe) -> Recipe:
     """Worker processes may have another working directory."""
     changes: dict[str, Any] = {}
-    if recipe.task.jsonl is not None:
-        changes["task"] = recipe.task.model_copy(update={"jsonl": str(Path(recipe.task.jsonl).absolute())})
+    for key in ("jsonl", "file"):
+        if (path := getattr(recipe.task, key)) is not None:
+            changes["task"] = recipe.task.model_copy(update={key: str(Path(path).absolute())})
     if recipe.model.path is not None:
         changes["model"] = recipe.model.model_copy(update={"path": str(Path(recipe.model.path).absolute())})
     return recipe.model_copy(update=changes)
@@ -86,14 +89,16 @@ def prepare_prompts(recipe: Recipe, run_dir: Path, task: Task, start: Start) -> 
     tokenizer = load_tokenizer(start.model_folder)
     config = DecoderConfig.from_hf(read_json(start.model_folder, "config.json"))
 
+    turns = ChatTurns(tokenizer, tool_schemas(recipe.task))
+
     def render(example: Example) -> list[int]:
-        return render_prompt(tokenizer, example.messages)
+        return turns.prompt(example.messages)
 
     rollout = recipe.rollout
     page = page_bytes(recipe.engine_arithmetic, config.num_layers, config.shape, rollout.page_size)
     pages = pages_in_budget(rollout, page)
     if pages is None:
-        cache = kv_tokens(task, render, rollout, config.max_position_embeddings)
+        cache = kv_tokens(task, render, rollout, config.max_position_embeddings, recipe.task.turn_limit)
     else:
         cache = pages * rollout.page_size
     prompts = PromptSource(
