@@ -173,7 +173,9 @@ def stale(setup: RunSetup) -> StaleBackend:
 
 def test_undelivered_weights_stop_an_aligned_run(tiny_model: Path, tmp_path: Path) -> None:
     """Field cases 20 and W3: stale weights are found by the audit at once, and the message says which token."""
-    with pytest.raises(BitsUnequal, match=r"First: group 6 prompt \d+ sample 0 segment 0 position \d+ version 2: engine -"):
+    with pytest.raises(
+        BitsUnequal, match=r"First: group 6 prompt \d+ sample 0 segment 0 position \d+ version 2: engine -"
+    ):
         train(tiny_recipe(tiny_model), tmp_path / "stop", build_backend=stale)
     recorder = Recorder()
     summary = train(
