@@ -78,7 +78,9 @@ def estimate_needs(recipe: Recipe) -> Needs:
     rollout, train = recipe.rollout, recipe.train
     weights = size.parameters * width
 
-    longest = min(size.context, ASSUMED_PROMPT_TOKENS + rollout.max_new_tokens)
+    turns = recipe.task.turn_limit
+    # As prompts.kv_tokens: after all turns but the last, as much may be shown to the policy as it says.
+    longest = min(size.context, ASSUMED_PROMPT_TOKENS + (2 * turns - 1) * rollout.max_new_tokens)
     page, kv_pages = size.kv_budget(recipe)
     if kv_pages is None:
         usual, full = (-(-tokens // rollout.page_size) for tokens in (longest, min(size.context, 8192)))
@@ -108,7 +110,7 @@ def estimate_needs(recipe: Recipe) -> Needs:
     disk = checkpoints * checkpoint + weights + stored + int(recipe.logging.trajectories_mb * 1e6)
 
     sequences = train.groups_per_update * rollout.group_size
-    tokens = sequences * rollout.max_new_tokens
+    tokens = sequences * min(turns * rollout.max_new_tokens, size.context)
     return Needs(
         engine_arithmetic=str(engine),
         learner_arithmetic=str(recipe.model.arithmetic),
