@@ -1,4 +1,4 @@
-"""Single operations at the shapes of SmolLM2-135M, as calls of ours and of stock torch. Runs inside the child.
+"""Single operations as calls of ours and of stock torch. Runs inside the child.
 
 A case is named by JSON values (kernels.py lists them); `build` turns it into functions to time.
 """
@@ -18,7 +18,6 @@ from zerogap.kernels.aligned import AlignedKernels
 
 Call = Callable[[], object]
 
-SHAPE = AttentionShape(q_heads=9, kv_heads=3, head_dim=64)
 PACKED_BELOW = 256  # rows: the engine's packed panels below, the learner's rows from here on
 PAGE_SIZE = 32
 BURST_S = 0.02  # calls of one side in a row, before the other's turn
@@ -69,19 +68,21 @@ def linear(dtype: torch.dtype, k: int, n: int, rows: int) -> dict[str, Call]:
     return calls
 
 
-def attention(dtype: torch.dtype, sequences: int, length: int) -> dict[str, Call]:
+def attention(dtype: torch.dtype, sequences: int, length: int, **heads: int) -> dict[str, Call]:
     """Packed causal attention of the learner."""
-    qkv, split, rows = _sequences(dtype, sequences, length)
+    shape = AttentionShape(**heads)
+    qkv, split, rows = _sequences(dtype, sequences, length, shape)
     return {
-        "ours": lambda: KERNELS.attention(qkv, rows, None, SHAPE),
+        "ours": lambda: KERNELS.attention(qkv, rows, None, shape),
         "SDPA": lambda: _causal(split),
     }
 
 
-def attention_backward(dtype: torch.dtype, sequences: int, length: int) -> dict[str, Call]:
-    qkv, split, rows = _sequences(dtype, sequences, length)
+def attention_backward(dtype: torch.dtype, sequences: int, length: int, **heads: int) -> dict[str, Call]:
+    shape = AttentionShape(**heads)
+    qkv, split, rows = _sequences(dtype, sequences, length, shape)
     leaf, leaves = qkv.requires_grad_(), [part.requires_grad_() for part in split]
-    out = KERNELS.attention(leaf, rows, None, SHAPE)
+    out = KERNELS.attention(leaf, rows, None, shape)
     stock_out = _causal(split)
     stock_dout = torch.randn_like(stock_out)
     dout = stock_dout.transpose(1, 2).reshape(out.shape)
@@ -91,19 +92,20 @@ def attention_backward(dtype: torch.dtype, sequences: int, length: int) -> dict[
     }
 
 
-def decode_attention(dtype: torch.dtype, sequences: int, length: int) -> dict[str, Call]:
+def decode_attention(dtype: torch.dtype, sequences: int, length: int, **heads: int) -> dict[str, Call]:
     """One row per sequence: ours on shuffled pages, SDPA on contiguous keys and values."""
+    shape = AttentionShape(**heads)
     pages = length // PAGE_SIZE
     tables = torch.randperm(sequences * pages).view(sequences, pages).tolist()
     rows = RowBatch.paged([(length - 1, 1)] * sequences, tables, PAGE_SIZE)
-    cache = KERNELS.new_cache(1, sequences * pages, PAGE_SIZE, SHAPE, dtype)[0]
+    cache = KERNELS.new_cache(1, sequences * pages, PAGE_SIZE, shape, dtype)[0]
     cache.keys.normal_()
     cache.values.normal_()
-    qkv = torch.randn(sequences, SHAPE.qkv_size).to(dtype)
-    queries = torch.randn(sequences, SHAPE.q_heads, 1, SHAPE.head_dim).to(dtype)
-    keys, values = (torch.randn(sequences, SHAPE.kv_heads, length, SHAPE.head_dim).to(dtype) for _ in range(2))
+    qkv = torch.randn(sequences, shape.qkv_size).to(dtype)
+    queries = torch.randn(sequences, shape.q_heads, 1, shape.head_dim).to(dtype)
+    keys, values = (torch.randn(sequences, shape.kv_heads, length, shape.head_dim).to(dtype) for _ in range(2))
     return {
-        "ours": lambda: KERNELS.attention(qkv, rows, cache, SHAPE),
+        "ours": lambda: KERNELS.attention(qkv, rows, cache, shape),
         "SDPA": lambda: F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True),
     }
 
@@ -149,6 +151,19 @@ def silu_mul(dtype: torch.dtype, k: int, rows: int) -> dict[str, Call]:
     return {"ours": lambda: KERNELS.silu_mul(gate_up), "F.silu": lambda: F.silu(gate) * up}
 
 
+def head_norm(dtype: torch.dtype, rows: int, **heads: int) -> dict[str, Call]:
+    """QK-norm of fused rows; ours copies the values into its result, which stock torch is spared."""
+    shape, eps = AttentionShape(**heads), 1e-6
+    qkv = torch.randn(rows, shape.qkv_size).to(dtype)
+    q, k, _ = _heads(qkv, shape)
+    weight = torch.ones(shape.head_dim, dtype=dtype)
+    ours = Weight(weight)
+    return {
+        "ours": lambda: KERNELS.head_norm(qkv, ours, ours, eps, shape),
+        "F.rms_norm": lambda: [F.rms_norm(part, (shape.head_dim,), weight, eps) for part in (q, k)],
+    }
+
+
 BUILDERS: dict[str, Callable[..., dict[str, Call]]] = {
     "linear": linear,
     "attention": attention,
@@ -158,17 +173,22 @@ BUILDERS: dict[str, Callable[..., dict[str, Call]]] = {
     "logprobs backward": logprobs_backward,
     "rms_norm": rms_norm,
     "silu_mul": silu_mul,
+    "head_norm": head_norm,
 }
 
 
 def _sequences(
-    dtype: torch.dtype, sequences: int, length: int
+    dtype: torch.dtype, sequences: int, length: int, shape: AttentionShape
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor], RowBatch]:
     """qkv rows, the same as [sequences, heads, length, head_dim] for SDPA, and the packed batch."""
-    qkv = torch.randn(sequences * length, SHAPE.qkv_size).to(dtype)
-    heads = qkv.view(sequences, length, -1, SHAPE.head_dim).transpose(1, 2)
-    q, k, v = heads.split([SHAPE.q_heads, SHAPE.kv_heads, SHAPE.kv_heads], dim=1)
-    return qkv, (q.clone(), k.clone(), v.clone()), RowBatch.pack([length] * sequences)
+    qkv = torch.randn(sequences * length, shape.qkv_size).to(dtype)
+    q, k, v = (part.unflatten(0, (sequences, length)).transpose(1, 2).clone() for part in _heads(qkv, shape))
+    return qkv, (q, k, v), RowBatch.pack([length] * sequences)
+
+
+def _heads(qkv_TE: torch.Tensor, shape: AttentionShape) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, each a view [rows, heads, head_dim]."""
+    return qkv_TE.unflatten(1, (-1, shape.head_dim)).split([shape.q_heads, shape.kv_heads, shape.kv_heads], dim=1)
 
 
 def _causal(split: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:

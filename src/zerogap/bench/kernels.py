@@ -1,4 +1,4 @@
-"""Single operations: ours against the fastest stock torch kernel, at the shapes of SmolLM2-135M."""
+"""Single operations: ours against the fastest stock torch kernel, at the shapes of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def compare(setting: KernelsSetting, progress: Progress) -> Report:
         for number, case in enumerate(chosen):
             progress(f"{number + 1}/{len(chosen)} {case['op']} {case['dtype']} {sizes_text(case)}")
             rows.append(_row(case, sides["kernels"], setting.rounds, machine["peak_gflops"][case["dtype"]]))
-    return Report(f"kernels: ours against stock torch, medians of {setting.rounds}", machine, COLUMNS, rows, NOTES)
+    title = f"kernels at the shapes of {setting.shapes.model}: ours against stock torch, medians of {setting.rounds}"
+    return Report(title, machine, COLUMNS, rows, NOTES)
 
 
 COLUMNS = (

@@ -103,11 +103,7 @@ def check_folder(folder: Path) -> tuple[DecoderConfig, dict[str, str]]:
     """
     if (refusal := adapter_refusal(folder)) is not None:
         raise CheckpointError(refusal)
-    config_json = read_json(folder, "config.json")
-    try:
-        config = DecoderConfig.from_hf(config_json)
-    except KeyError as error:
-        raise CheckpointError(f"{folder / 'config.json'} lacks the key {error}") from error
+    config = read_decoder_config(folder)
     files = _tensor_files(folder)
     expected = {theirs for group in hf_names(config).values() for theirs in group}
     absent = sorted(expected - files.keys())
@@ -121,6 +117,15 @@ def check_folder(folder: Path) -> tuple[DecoderConfig, dict[str, str]]:
             "adapters (LoRA) and quantised weights are not supported: merge them first"
         )
     return config, files
+
+
+def read_decoder_config(folder: Path) -> DecoderConfig:
+    """The decoder that config.json describes; weights need not be there. Raises as `check_folder` does."""
+    values = read_json(folder, "config.json")
+    try:
+        return DecoderConfig.from_hf(values)
+    except KeyError as error:
+        raise CheckpointError(f"{folder / 'config.json'} lacks the key {error}") from error
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -190,9 +195,11 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {name}; a Hugging Face model folder is needed")
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a mapping")
     return value
 
 
