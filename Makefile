@@ -42,6 +42,7 @@ bench: setup
 	$(BIN)/zerogap bench kernels $(ARGS)
 	$(BIN)/zerogap bench learner $(ARGS)
 	$(BIN)/zerogap bench rollout $(ARGS)
+	$(BIN)/zerogap bench context --shape tiny $(ARGS)
 	$(BIN)/zerogap bench step --recipe recipes/tiny.yaml $(ARGS)
 
 setup: $(STAMP)

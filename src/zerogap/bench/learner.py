@@ -42,8 +42,14 @@ class LearnerSetting(ModelSetting):
     """tokens: of one measurement, as sequences of `sequence`. peer: transformers, or torch (our program on stock
     kernels)."""
 
+    peer: str
     tokens: int
     sequence: int
+
+    @property
+    def request(self) -> dict[str, int]:
+        """One measurement, as a side is asked for it."""
+        return {"tokens": self.tokens, "sequence": self.sequence}
 
 
 def compare(setting: LearnerSetting, progress: Progress) -> Report:
@@ -54,17 +60,16 @@ def compare(setting: LearnerSetting, progress: Progress) -> Report:
         judged = setting.peer == "transformers" and setting.threads == 1 and is_smollm2(folder)
         for dtype in setting.dtypes:
             progress(f"learner, {dtype}")
-            commands = {"zerogap": _command("aligned", folder, dtype, setting)}
-            commands[setting.peer] = _command(setting.peer, folder, dtype, setting)
+            commands = {"zerogap": zerogap_command(folder, dtype, "aligned")}
+            if setting.peer == "transformers":
+                commands[setting.peer] = python_command("peers:serve_learning", folder=str(folder), dtype=dtype)
+            else:
+                commands[setting.peer] = zerogap_command(folder, dtype, "standard")
             with running(commands, setting.threads, progress) as sides:
-                _warm_up(sides, dtype)
-                answers = by_turns(sides, setting.rounds, lambda _: {}, progress)
-            ours, theirs = (setting.tokens / median(answers[name], "seconds") for name in commands)
-            bar = BARS[dtype] if judged else None
-            rows.append({"dtype": dtype, "ours": ours, "peer": theirs, "ratio": ours / theirs} | _rest(bar, answers))
-    return _report(
-        f"zerogap against {setting.peer}", "zerogap tokens/s", f"{setting.peer} tokens/s", machine, rows, setting
-    )
+                _warm_up(sides, setting, LOSS_TOLERANCE[dtype])
+                answers = by_turns(sides, setting.rounds, lambda _: setting.request, progress)
+            rows.append(_row(dtype, answers, "seconds", setting, BARS[dtype] if judged else None))
+    return _report(f"zerogap against {setting.peer}", "zerogap", setting.peer, machine, rows, setting)
 
 
 def scaling(setting: LearnerSetting, progress: Progress) -> Report:
@@ -74,28 +79,47 @@ def scaling(setting: LearnerSetting, progress: Progress) -> Report:
     with model_folder(setting) as folder:
         for dtype in setting.dtypes:
             progress(f"learner on 1 and {SCALING_THREADS} threads, {dtype}")
-            command = _command("aligned", folder, dtype, setting)
+            command = zerogap_command(folder, dtype, "aligned")
             with (
                 running({"1 thread": command}, 1, progress) as one,
                 running({f"{SCALING_THREADS} threads": command}, SCALING_THREADS, progress) as two,
             ):
-                _warm_up(one | two, dtype)
-                answers = by_turns(two | one, setting.rounds, lambda _: {}, progress)
-            more, single = (setting.tokens / median(answers[name], "wall_s") for name in (*two, *one))
-            bar = SCALING_BAR if is_smollm2(folder) else None
-            rows.append({"dtype": dtype, "ours": more, "peer": single, "ratio": more / single} | _rest(bar, answers))
-    return _report("zerogap, 2 threads against 1", "2 threads tokens/s", "1 thread tokens/s", machine, rows, setting)
+                _warm_up(one | two, setting, LOSS_TOLERANCE[dtype])
+                answers = by_turns(two | one, setting.rounds, lambda _: setting.request, progress)
+            rows.append(_row(dtype, answers, "wall_s", setting, SCALING_BAR if is_smollm2(folder) else None))
+    return _report("zerogap, 2 threads against 1", "2 threads", "1 thread", machine, rows, setting)
 
 
-def serve_zerogap(channel: Channel, folder: str, dtype: str, kernels: str, tokens: int, sequence: int) -> None:
-    """Set up as the learner of a run is."""
+def checkpointing(setting: LearnerSetting, progress: Progress) -> Report:
+    """Ours with activation checkpointing against ours without, by turns. SideFailed unless both losses are equal."""
+    machine = describe(setting.threads, progress)
+    rows = []
+    with model_folder(setting) as folder:
+        for dtype in setting.dtypes:
+            progress(f"learner with and without activation checkpointing, {dtype}")
+            commands = {
+                "with": zerogap_command(folder, dtype, "aligned", activation_checkpointing=True),
+                "without": zerogap_command(folder, dtype, "aligned"),
+            }
+            with running(commands, setting.threads, progress) as sides:
+                _warm_up(sides, setting, tolerance=0.0)
+                answers = by_turns(sides, setting.rounds, lambda _: setting.request, progress)
+            rows.append(_row(dtype, answers, "seconds", setting))
+    return _report("with activation checkpointing against without", "with", "without", machine, rows, setting)
+
+
+def serve_zerogap(
+    channel: Channel, folder: str, dtype: str, kernels: str, activation_checkpointing: bool = False
+) -> None:
+    """Set up as the learner of a run is. A request is the `tokens` and `sequence` of a setting."""
     keep_memory()
     decoder = load_decoder(folder, kernels, dtype, trainable=True)
+    decoder.activation_checkpointing = activation_checkpointing
     masters = [weight.master for weight in decoder.weights.values() if weight.master is not None]
-    tokens_BT = token_batch(Path(folder), tokens, sequence)
-    solutions = [Solution(row, [0] + [1] * (len(row) - 1)) for row in tokens_BT.tolist()]
 
-    def run() -> dict[str, Any]:
+    def run(tokens: int, sequence: int) -> dict[str, Any]:
+        tokens_BT = token_batch(Path(folder), tokens, sequence)
+        solutions = [Solution(row, [0] + [1] * (len(row) - 1)) for row in tokens_BT.tolist()]
         for master in masters:
             master.grad = None
         return {"loss": backward_sft(decoder, solutions, micro_batch_tokens=tokens_BT.numel())}
@@ -109,29 +133,31 @@ def token_batch(folder: Path, tokens: int, sequence: int) -> torch.Tensor:
     return torch.randint(read_config(folder)["vocab_size"], (tokens // sequence, sequence + 1), generator=generator)
 
 
-def _command(side: str, folder: Path, dtype: str, setting: LearnerSetting) -> list[str]:
-    common: dict[str, Any] = {
-        "folder": str(folder),
-        "dtype": dtype,
-        "tokens": setting.tokens,
-        "sequence": setting.sequence,
-    }
-    if side == "transformers":
-        return python_command("peers:serve_learning", **common)
-    return python_command("learner:serve_zerogap", kernels={"torch": "standard"}.get(side, side), **common)
+def zerogap_command(folder: Path, dtype: str, kernels: str, activation_checkpointing: bool = False) -> list[str]:
+    return python_command(
+        "learner:serve_zerogap",
+        folder=str(folder),
+        dtype=dtype,
+        kernels=kernels,
+        activation_checkpointing=activation_checkpointing,
+    )
 
 
-def _warm_up(sides: dict[str, Side], dtype: str) -> None:
-    """One measurement each that does not count. SideFailed when the losses differ by more than rounding."""
-    losses = {name: side.ask({})["loss"] for name, side in sides.items()}
+def _warm_up(sides: dict[str, Side], setting: LearnerSetting, tolerance: float) -> None:
+    """One measurement each that does not count. SideFailed when the losses differ by more than this share."""
+    losses = {name: side.ask(setting.request)["loss"] for name, side in sides.items()}
     first = next(iter(losses.values()))
-    if any(abs(loss - first) > LOSS_TOLERANCE[dtype] * abs(first) for loss in losses.values()):
-        raise SideFailed(f"the sides do not compute the same loss in {dtype}: {losses}")
+    if any(abs(loss - first) > tolerance * abs(first) for loss in losses.values()):
+        raise SideFailed(f"the sides do not compute the same loss: {losses}")
 
 
-def _rest(bar: float | None, answers: Answers) -> dict[str, Any]:
-    """The last cells of a row."""
-    return {"cpu_share": cpu_share(answers)} | ({} if bar is None else {"bar": bar_text(bar, at_least=True)})
+def _row(dtype: str, answers: Answers, time: str, setting: LearnerSetting, bar: float | None = None) -> dict[str, Any]:
+    """The first side against the second; `time` is the key of the answers that counts."""
+    ours, theirs = (setting.tokens / median(several, time) for several in answers.values())
+    ours_peak, theirs_peak = (median(several, "peak_gb") for several in answers.values())
+    row = {"dtype": dtype, "ours": ours, "peer": theirs, "ratio": ours / theirs, "cpu_share": cpu_share(answers)}
+    row |= {"ours_peak_gb": ours_peak, "peer_peak_gb": theirs_peak}
+    return row | ({} if bar is None else {"bar": bar_text(bar, at_least=True)})
 
 
 def _report(
@@ -139,10 +165,12 @@ def _report(
 ) -> Report:
     columns = (
         ("dtype", "dtype", ""),
-        ("ours", ours, ",.1f"),
-        ("peer", theirs, ",.1f"),
+        ("ours", f"{ours} tokens/s", ",.1f"),
+        ("peer", f"{theirs} tokens/s", ",.1f"),
         ("ratio", "ratio of tokens/s", ".2f"),
         ("bar", "bar", ""),
+        ("ours_peak_gb", f"{ours} peak GB", ".2f"),
+        ("peer_peak_gb", f"{theirs} peak GB", ".2f"),
         CPU_SHARE,
     )
     title = f"learner: {sides}; forward + backward of {setting.tokens:,} tokens in sequences of {setting.sequence}"

@@ -32,12 +32,11 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class ModelSetting:
-    """What a comparison on a whole model is told. model: a folder, or None for random weights of SHAPES[shape].
+    """What a measurement on a whole model is told. model: a folder, or None for random weights of SHAPES[shape].
     threads, rounds (turns): of each side."""
 
     model: str | None
     shape: str
-    peer: str
     dtypes: tuple[str, ...]
     threads: int
     rounds: int

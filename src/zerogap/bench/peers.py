@@ -12,12 +12,12 @@ from zerogap.bench.learner import token_batch
 from zerogap.bench.serve import Channel
 
 
-def serve_learning(channel: Channel, folder: str, dtype: str, tokens: int, sequence: int) -> None:
+def serve_learning(channel: Channel, folder: str, dtype: str) -> None:
     """Forward and backward of a batch of equal lengths, so that SDPA needs no mask."""
     model = _load(folder, dtype).train()
-    tokens_BT = token_batch(Path(folder), tokens, sequence)
 
-    def run() -> dict[str, Any]:
+    def run(tokens: int, sequence: int) -> dict[str, Any]:
+        tokens_BT = token_batch(Path(folder), tokens, sequence)
         model.zero_grad(set_to_none=True)
         logits_BTV = model(input_ids=tokens_BT[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())

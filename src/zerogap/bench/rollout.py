@@ -34,6 +34,7 @@ class RolloutSetting(ModelSetting):
     """batches: samples asked for at once, multiples of `samples`, those that share a prompt. peer: transformers, vllm,
     or torch (our engine on stock kernels). vllm_python: of an environment with vLLM. vllm_modes: eager, compile."""
 
+    peer: str
     batches: tuple[int, ...]
     samples: int
     new_tokens: int

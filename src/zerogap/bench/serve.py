@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -35,6 +36,12 @@ class Watch:
         return {"seconds": seconds, "wall_s": wall, "cpu_share": processor / wall / self.threads}
 
 
+def peak_gb() -> float:
+    """The largest resident memory of this process so far, in GB. (getrusage would count its parent's.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024e-9 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
 class Channel:
     """Requests and answers of one side. Both are dicts that JSON can carry."""
 
@@ -52,14 +59,14 @@ class Channel:
         return json.loads(line) if line else None
 
     def serve(self, run: Callable[..., dict[str, Any]], **facts: Any) -> None:
-        """Say ready, with `facts`; then answer each request with what run(**request) returns and what a Watch
-        read."""
+        """Say ready, with `facts`; then answer each request with what run(**request) returns, what a Watch read, and
+        peak_gb."""
         watch = Watch()
         self.send(facts)
         while (request := self.receive()) is not None:
             watch.start()
             answer = run(**request)
-            self.send(watch.read() | answer)
+            self.send(watch.read() | {"peak_gb": peak_gb()} | answer)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the four `zerogap bench` commands share: common arguments, their checks, and the way out."""
+"""What the `zerogap bench` commands share: common arguments, their checks, and the way out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 
 def bench_parser(
-    what: str, description: str, examples: str, peers: tuple[str, ...], rounds: int
+    what: str, description: str, examples: str, rounds: int, peers: tuple[str, ...] = ()
 ) -> argparse.ArgumentParser:
-    """Parser with the arguments of all four; the first peer is the default."""
+    """Parser with the arguments of all of them; --peer where there are peers, the first one is the default."""
     parser = command_parser(f"bench {what}", description, examples)
-    parser.add_argument("--peer", choices=peers, default=peers[0], help=f"what to compare with (default {peers[0]})")
+    if peers:
+        parser.add_argument(
+            "--peer", choices=peers, default=peers[0], help=f"what to compare with (default {peers[0]})"
+        )
     parser.add_argument(
         "--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"], help="default: both"
     )
@@ -66,7 +69,6 @@ def model_setting(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model,
         "shape": args.shape,
-        "peer": args.peer,
         "dtypes": tuple(args.dtype),
         "threads": args.threads,
         "rounds": args.rounds,
@@ -74,7 +76,7 @@ def model_setting(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def answer(args: argparse.Namespace, compare: Callable[[Callable[[str], None]], Report]) -> int:
-    """Run the comparison with progress on stderr; its table or JSON goes to stdout."""
+    """Run the measurement with progress on stderr; its table or JSON goes to stdout."""
     report = compare(lambda text: print(text, file=sys.stderr, flush=True))
     print(report.to_json() if args.json else report.to_markdown())
     return 0

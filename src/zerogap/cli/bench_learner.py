@@ -21,7 +21,9 @@ EXAMPLES = """  zerogap bench learner
   zerogap bench learner --peer torch
       our own program on stock torch kernels (model.kernels=standard)
   zerogap bench learner --scaling
-      ours on two threads against ours on one"""
+      ours on two threads against ours on one
+  zerogap bench learner --checkpointing --tokens 2048
+      ours with learner.activation_checkpointing against ours without: time and peak memory"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,6 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of one measurement (default 4096)")
     parser.add_argument("--sequence", type=int, default=512, metavar="N", help="tokens per sequence (default 512)")
     parser.add_argument("--scaling", action="store_true", help="no peer: two threads against one, wall time")
+    parser.add_argument(
+        "--checkpointing", action="store_true", help="no peer: with activation checkpointing against without"
+    )
     return parser
 
 
@@ -46,8 +51,11 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--scaling needs two cores, this process may use one")
     if args.scaling and (args.threads != 1 or args.peer != "transformers"):
         raise BadInput("--scaling compares ours on two threads with ours on one; leave out --threads and --peer")
+    if args.checkpointing and (args.scaling or args.peer != "transformers"):
+        raise BadInput("--checkpointing compares ours with it and without; leave out --scaling and --peer")
     check_model_argument(args)
-    from zerogap.bench.learner import LearnerSetting, compare, scaling
+    from zerogap.bench.learner import LearnerSetting, checkpointing, compare, scaling
 
-    setting = LearnerSetting(**model_setting(args), tokens=args.tokens, sequence=args.sequence)
-    return answer(args, lambda progress: (scaling if args.scaling else compare)(setting, progress))
+    setting = LearnerSetting(**model_setting(args), peer=args.peer, tokens=args.tokens, sequence=args.sequence)
+    measurement = checkpointing if args.checkpointing else scaling if args.scaling else compare
+    return answer(args, lambda progress: measurement(setting, progress))

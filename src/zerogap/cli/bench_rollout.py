@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     setting = RolloutSetting(
         **model_setting(args),
+        peer=args.peer,
         batches=tuple(args.batch),
         samples=args.samples,
         new_tokens=args.new_tokens,

@@ -27,6 +27,7 @@ COMMANDS = {
     "bench kernels": ("bench_kernels", "speed of single operations against stock torch"),
     "bench rollout": ("bench_rollout", "speed of sampling against transformers or vLLM"),
     "bench learner": ("bench_learner", "speed of forward and backward against transformers"),
+    "bench context": ("bench_context", "how time grows with the context, up to 16,384 tokens"),
     "bench step": ("bench_step", "speed of a whole RL step, aligned against standard kernels"),
     "doctor": ("doctor", "what this machine has and what follows from it"),
 }
