@@ -4,9 +4,15 @@ import random
 
 
 def examples(seed, size, digits=4):
-    """`size` products of two numbers of up to `digits` digits, with the trace that a warm start learns from."""
+    """`size` products of two numbers of 1 to `digits` digits (each length as often as the others), with the trace that a
+    warm start learns from."""
     draw = random.Random(seed)
-    return [_example(*(draw.randint(2, 10**digits - 1) for _ in range(2))) for _ in range(size)]
+
+    def number():
+        length = draw.randint(1, digits)
+        return draw.randint(10 ** (length - 1), 10**length - 1)
+
+    return [_example(number(), number()) for _ in range(size)]
 
 
 def grade(payload, text):
