@@ -4,7 +4,7 @@ import random
 
 
 def examples(seed, size, digits=4):
-    """`size` products of two numbers of 1 to `digits` digits (each length as often as the others), with the trace that a
+    """`size` products of two numbers of 1 to `digits` digits, each length as often as the others, with the trace that a
     warm start learns from."""
     draw = random.Random(seed)
 

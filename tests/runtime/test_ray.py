@@ -65,6 +65,7 @@ def test_ray_equals_inline_and_stays_on_loopback(tiny_model: Path, tmp_path: Pat
     same = ("reward/mean", "loss/policy", "grad_norm", "tokens/trained", "bitwise/checked")
     for left, right in zip(metrics(tmp_path / "inline"), metrics(tmp_path / "ray"), strict=True):
         assert [left[key] for key in same] == [right[key] for key in same]
+    assert sum(line.get("environment/seconds", 0.0) for line in metrics(tmp_path / "ray")) > 0
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +132,8 @@ class RayBackend:
         self._ask_learner(self._learner.save_model.remote(folder), "the final model")
 
     def stats(self) -> EngineStats:
-        total = EngineStats(workers=len(self._engines), restarts=sum(engine.restarts for engine in self._engines))
-        for engine in self._engines:
-            total.kv_pages += engine.stats.kv_pages
-            total.kv_bytes += engine.stats.kv_bytes
-            for stats in (engine.stats, engine.counted):
-                total.sampled_tokens += stats.sampled_tokens
-                total.preemptions += stats.preemptions
-                total.busy_s += stats.busy_s
-        return total
+        total = sum((engine.stats + engine.counted for engine in self._engines), EngineStats())
+        return replace(total, workers=len(self._engines), restarts=sum(engine.restarts for engine in self._engines))
 
     def close(self) -> None:
         """Kills the actors; ends Ray when this backend started it."""
@@ -192,7 +185,8 @@ class RayBackend:
             sorted(engine.pending),
             _reason(error),
         )
-        engine.counted, engine.stats = engine.counted + engine.stats, EngineStats()
+        engine.counted += replace(engine.stats, kv_pages=0, kv_bytes=0)  # its cache is gone
+        engine.stats = EngineStats()
         engine.actor = self._new_actor(engine.index)
         if self._newest is not None:
             engine.actor.publish.remote(self._newest, self._newest.tensors)
