@@ -13,21 +13,24 @@ DEFAULT_TURNS = 16
 
 
 class Task(Section):
-    """Exactly one of name (a reasoning-gym dataset), jsonl (a file with `question` and `answer`) and file (any Python
-    file that makes an environment)."""
+    """Exactly one of name (a reasoning-gym dataset), jsonl (a file with `question` and `answer`), file (any Python
+    file that makes an environment) and verifiers (a taskset of that package)."""
 
     name: str | None = None
     """A reasoning-gym dataset with its own scorer (chain_sum, gcd, ...)."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), or of the file's `examples` and
-    `Environment`; not `size` or `seed`. Write 1.0e-3 here: YAML reads 1e-3 as text."""
+    """Parameters of the reasoning-gym dataset (min_terms, max_digits, ...), of the file's `examples` and
+    `Environment`, or of the taskset; not `size` or `seed`. Write 1.0e-3 here: YAML reads 1e-3 as text."""
     jsonl: str | None = None
     """A file with one {"question", "answer"} per line, graded by math-verify."""
     file: str | None = None
     """A Python file with a function `examples`, and `grade` or a class `Environment` (docs/environments.md)."""
+    verifiers: str | None = None
+    """A taskset of the verifiers package by its id, a module that can be imported, scored in one turn. Needs `pip
+    install zerogap[verifiers]`."""
     size: int = Field(10_000, ge=1)
     """reasoning-gym: number of distinct examples; then they repeat in a new order. A file's `examples` gets it where it
-    has a parameter of that name."""
+    has a parameter of that name. A taskset without end is cut there."""
     seed: int = 0
     """Seed of the generated examples, and of nothing else. A file's `examples` gets it where it has a parameter of that
     name."""
@@ -51,15 +54,15 @@ class Task(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Task:
-        sources = ("name", "jsonl", "file")
+        sources = ("name", "jsonl", "file", "verifiers")
         given = [key for key in sources if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError(
-                "give exactly one of name (a reasoning-gym dataset), jsonl (a file of questions and answers) and file "
-                f"(a Python file); given: {', '.join(given) or 'none'}"
+                "give exactly one of name (a reasoning-gym dataset), jsonl (a file of questions and answers), file "
+                f"(a Python file) and verifiers (a taskset); given: {', '.join(given) or 'none'}"
             )
         if self.jsonl is not None and self.params:
-            raise ValueError("params belong to name (reasoning-gym) or file, not to jsonl")
+            raise ValueError("params belong to name (reasoning-gym), file or verifiers, not to jsonl")
         if self.file is None and self.tools is None and self.max_turns is not None:
             raise ValueError(f"max_turns {self.max_turns}: an episode of {given[0]} has one turn; remove the key")
         if self.tools is not None and self.call_timeout_s <= MOST_CALLS * self.tools.seconds:
@@ -67,8 +70,10 @@ class Task(Section):
                 f"call_timeout_s {self.call_timeout_s:g} must be above {MOST_CALLS} calls of tools.seconds "
                 f"{self.tools.seconds:g}, the most of one turn; raise the one or lower the other"
             )
-        if self.file is not None and self.answer_pattern is not None:
-            raise ValueError("answer_pattern belongs to name or jsonl; a file reads the answer itself")
+        if given[0] in ("file", "verifiers") and self.answer_pattern is not None:
+            raise ValueError(f"answer_pattern belongs to name or jsonl; {given[0]} reads the answer itself")
+        if self.verifiers is not None and self.tools is not None:
+            raise ValueError("tools belong to name, jsonl or file; a verifiers taskset is scored in one turn")
         return self
 
     @property

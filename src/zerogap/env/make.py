@@ -12,6 +12,7 @@ from zerogap.env.process_host import ProcessHost
 from zerogap.env.python_tool import with_python_tool
 from zerogap.env.single_turn import SingleTurn
 from zerogap.env.task import make_task
+from zerogap.env.verifiers_task import VerifiersTask
 
 
 def make_environments(settings: config.Task) -> MakeEnvironment:
@@ -20,7 +21,7 @@ def make_environments(settings: config.Task) -> MakeEnvironment:
     task = make_task(settings)
     if settings.tools is not None:
         return with_python_tool(task, settings)
-    if isinstance(task, FileTask):
+    if isinstance(task, FileTask | VerifiersTask):
         return task.environments()
     return lambda: SingleTurn(task)
 

@@ -71,6 +71,10 @@ def make_task(settings: config.Task) -> Task:
         task = FileTask(settings)
         task.example(0)  # runs the file's `examples` once: what is wrong with them is said now
         return task
+    if settings.verifiers is not None:
+        from zerogap.env.verifiers_task import VerifiersTask
+
+        return VerifiersTask(settings)
     from zerogap.env.reasoning import ReasoningTask
 
     return ReasoningTask(settings)
