@@ -51,8 +51,8 @@ def main() -> None:
     args = parser.parse_args()
     model = args.model or fetch_model("smollm2-135m")
     vocab = read_json(model, "config.json")["vocab_size"]
-    print("| model | dtype | rollouts | sampled tokens | threads | s | processor s / threads | peak GB |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| model | dtype | rollouts | sampled tokens | threads | s | processor s / threads |")
+    print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rollouts.jsonl"
         write_rollouts(path, vocab, args.rollouts, args.tokens)
@@ -66,7 +66,7 @@ def main() -> None:
             seconds = time.perf_counter() - started
             spent = (usage.ru_utime + usage.ru_stime) / args.threads
             cells = (model.name, dtype, answer["rollouts"], answer["checked"], args.threads)
-            print(f"| {' | '.join(map(str, cells))} | {seconds:.0f} | {spent:.0f} | {usage.ru_maxrss / 1e6:.1f} |")
+            print(f"| {' | '.join(map(str, cells))} | {seconds:.0f} | {spent:.0f} |")
 
 
 if __name__ == "__main__":
