@@ -4,15 +4,14 @@ import random
 
 
 def examples(seed, size, digits=4):
-    """`size` products of two numbers of 1 to `digits` digits, each length as often as the others, with the trace that a
-    warm start learns from."""
+    """`size` products of two numbers of `digits` digits, with the trace that a warm start learns from.
+
+    Both are above the root of 10 (3163 for 4 digits), so all products have 2 * digits digits: one kind of prompt, on which
+    a policy is neither always right nor always wrong.
+    """
     draw = random.Random(seed)
-
-    def number():
-        length = draw.randint(1, digits)
-        return draw.randint(10 ** (length - 1), 10**length - 1)
-
-    return [_example(number(), number()) for _ in range(size)]
+    lowest = int(10 ** (digits - 0.5)) + 1
+    return [_example(*(draw.randint(lowest, 10**digits - 1) for _ in range(2))) for _ in range(size)]
 
 
 def grade(payload, text):
