@@ -6,7 +6,7 @@ import random
 def examples(seed, size, digits=4):
     """`size` products of two numbers of `digits` digits, with the trace that a warm start learns from.
 
-    Both are above the root of 10 (3163 for 4 digits), so all products have 2 * digits digits: one kind of prompt, on which
+    Both are above 10 ** (digits - 0.5), so all products have 2 * digits digits: one kind of prompt, on which
     a policy is neither always right nor always wrong.
     """
     draw = random.Random(seed)

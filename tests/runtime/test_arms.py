@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.support import Recorder, metrics, same_weights, tiny_recipe, trajectories
+from zerogap.cli.main import main
 from zerogap.config import RecipeError
 from zerogap.gaps.split import Split, split_tokens
 from zerogap.model.checkpoint import CheckpointError
@@ -157,7 +158,20 @@ def test_the_audit_of_a_run_folder_is_by_the_learners_arithmetic(tiny_model: Pat
     recipe = tiny_recipe(tiny_model, rollout__dtype="bfloat16", rollout__kernels="standard", checkpoint__every=1)
     train(recipe, tmp_path / "run")
     found = read_run(tmp_path / "run")
-    assert (found.kernels, found.dtype) == ("aligned", "float32")
+    assert (found.kernels, found.dtype, found.engine) == ("aligned", "float32", "standard bfloat16")
+
+
+def test_the_audit_of_an_arm_says_that_it_is_not_aligned(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_recipe(tiny_model, rollout__dtype="bfloat16", checkpoint__every=1), tmp_path / "arm")
+    assert main(["audit", str(tmp_path / "arm"), "--html", str(tmp_path / "arm.html"), "--threads", "1"]) == 0
+    assert "aligned: no (engine aligned bfloat16, scored with aligned float32)" in capsys.readouterr().out
+    assert "sampled with" in (tmp_path / "arm.html").read_text()
+    train(tiny_recipe(tiny_model, checkpoint__every=1), tmp_path / "aligned")
+    assert main(["audit", str(tmp_path / "aligned"), "--json", "--threads", "1"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["aligned"], answer["engine"], answer["unequal"]) == (True, "aligned float32", 0)
 
 
 def test_int8_is_no_arithmetic_of_a_learner() -> None:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(threads)
     keep_memory()
-    left_out, kernels, dtype = 0, args.kernels or "aligned", args.dtype or "float32"
+    left_out, kernels, dtype, engine = 0, args.kernels or "aligned", args.dtype or "float32", None
     if source.is_dir():
         if args.model or args.behaviour_model or others:
             raise BadInput(f"{source} is a run folder and has its own weights; give the file in it to use --model")
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
         found = read_run(source)
         rollouts, models, left_out = found.rollouts, found.models, found.left_out
-        kernels, dtype = args.kernels or found.kernels, args.dtype or found.dtype
+        kernels, dtype, engine = args.kernels or found.kernels, args.dtype or found.dtype, found.engine
     else:
         rollouts = read_rollouts(source, args.importer, args.temperature)
     with progress_bar("rollouts scored", len(rollouts)) as advance:
@@ -115,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
         "verdict": text,
         "kernels": kernels,
         "dtype": dtype,
+        "engine": engine,
+        "aligned": None if engine is None else engine == f"{kernels} {dtype}" == f"aligned {dtype}",
         "tokens_without_weights": left_out,
         **report.to_dict(),
         "findings": [vars(finding) for finding in findings],

@@ -22,6 +22,8 @@ def show(answer: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
     console.print(Text(answer["verdict"], style="bold"))
     console.print(f"{answer['unequal']:,} of {answer['checked']:,} tokens unequal, {answer['rollouts']:,} rollouts")
+    if answer["aligned"] is False:
+        console.print(f"aligned: no (engine {answer['engine']}, scored with {answer['kernels']} {answer['dtype']})")
     if answer["tokens_without_weights"]:
         console.print(f"{answer['tokens_without_weights']:,} more left out: the weights that sampled them have gone")
     if answer["without_lag"]:

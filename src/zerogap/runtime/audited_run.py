@@ -19,13 +19,14 @@ from zerogap.trajectory import NOT_SAMPLED
 @dataclass(frozen=True)
 class Run:
     """rollouts: with a 1 in the mask only where the weights that sampled still exist. left_out: sampled tokens whose
-    weights do not. kernels, dtype: the learner's."""
+    weights do not. kernels, dtype: the learner's. engine: what the engines computed with ("int8 bfloat16")."""
 
     rollouts: list[Rollout]
     models: Models
     left_out: int
     kernels: str
     dtype: str
+    engine: str
 
 
 def read_run(run_dir: Path) -> Run:
@@ -49,7 +50,8 @@ def read_run(run_dir: Path) -> Run:
             f"{', '.join(str(version) for version in weights) or 'none'}); set checkpoint.every to 1 and "
             "checkpoint.keep higher, or audit the file with --model DIR"
         )
-    return Run(rollouts, Models(weights, each_its_own=True), left_out, recipe.model.kernels, recipe.model.dtype)
+    model, engine = recipe.model, str(recipe.engine_arithmetic)
+    return Run(rollouts, Models(weights, each_its_own=True), left_out, model.kernels, model.dtype, engine)
 
 
 def weights_by_version(run_dir: Path, recipe: Recipe) -> dict[int | None, Path]:

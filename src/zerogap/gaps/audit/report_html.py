@@ -23,9 +23,10 @@ def to_html(answer: Mapping[str, Any]) -> str:
         "without a finite log-probability": len(answer["non_finite"]),
         "left out: the weights that sampled them have gone": answer["tokens_without_weights"],
         "without LAG: the weights that were trained on them have gone": answer["without_lag"],
-        "kernels": answer["kernels"],
-        "dtype": answer["dtype"],
+        "scored with": f"{answer['kernels']} {answer['dtype']}",
     }
+    if answer["engine"] is not None:
+        facts |= {"sampled with": answer["engine"], "aligned": "yes" if answer["aligned"] else "no"}
     title = f"Audit of {escape(str(answer['source']))}"
     parts = [
         f"<h1>{title}</h1>",
