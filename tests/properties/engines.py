@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.properties.decoders import Model, models
 from tests.properties.values import Comparison, seeds
 from tests.properties.ways import BEST, threads, variants
-from tests.rollout.builders import drain, swap_in_halves
+from tests.rollout.builders import swap_in_halves
+from tests.rollout.caller import Answer, Caller
 from zerogap.config import Learner as LearnerConfig
 from zerogap.gaps.split import split_tokens
 from zerogap.kernels import RowBatch
@@ -20,6 +21,7 @@ from zerogap.kernels.aligned_cache import PAGE_SIZES
 from zerogap.learner.learner import Learner
 from zerogap.model.decoder import Decoder
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
+from zerogap.rollout.embedded.sequence import MAX_SAMPLES
 from zerogap.trajectory import GroupRequest, SamplingParams, Trajectory
 
 Snapshot = dict[str, torch.Tensor]
@@ -27,7 +29,7 @@ Snapshot = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Serving:
-    """How an engine runs. spare_pages: KV pages beyond the fewest that any of its requests needs."""
+    """How an engine runs. spare_pages: KV pages beyond the fewest that any of its requests needs for one turn."""
 
     page_size: int
     spare_pages: int
@@ -64,7 +66,8 @@ servings = st.builds(
 
 @dataclass(frozen=True)
 class Group:
-    """prompt, new: tokens. wait: engine steps after it was submitted. min_version: see GroupRequest."""
+    """prompt, new: tokens. wait: engine steps after it was submitted. min_version: see GroupRequest. answers: what
+    follows the first turns of its episodes; None: a request that is not interactive."""
 
     prompt: int
     n: int
@@ -72,11 +75,13 @@ class Group:
     temperature: float
     wait: int
     min_version: int
+    answers: tuple[Answer, ...] | None
 
     def request(self, group_id: int, vocab: int, seed: int) -> GroupRequest:
         tokens = random.Random(seed + group_id).choices(range(vocab), k=self.prompt)
         sampling = SamplingParams(self.new, self.temperature, seed=seed)
-        return GroupRequest(group_id, group_id + 100, tuple(tokens), self.n, sampling, self.min_version)
+        interactive = self.answers is not None
+        return GroupRequest(group_id, group_id + 100, tuple(tokens), self.n, sampling, self.min_version, interactive)
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,16 @@ class EngineCase:
     seed: int
 
 
+episodes = st.none() | st.lists(
+    st.builds(
+        Answer,
+        kind=st.sampled_from(["extend", "extend", "extend", "segment", "retry"]),
+        tokens=st.integers(1, 40),
+        delay=st.integers(0, 9),
+    ),
+    max_size=3,
+).map(tuple)
+
 groups = st.builds(
     Group,
     prompt=st.integers(1, 80),
@@ -104,6 +119,7 @@ groups = st.builds(
     temperature=st.sampled_from([1.0, 0.6, 0.0]),
     wait=st.integers(0, 4),
     min_version=st.just(0) | st.integers(0, 2),
+    answers=episodes,
 )
 
 engine_cases = st.builds(
@@ -125,12 +141,13 @@ def drawn_again(decoder: Decoder, trajectory: Trajectory, comparison: Comparison
     sampled = [p for p, v in enumerate(trajectory.versions) if v == version]
     sampling = trajectory.sampling
     tokens = torch.tensor(trajectory.token_ids)
-    keys = [(sampling.seed, trajectory.prompt_id, trajectory.sample_index, p) for p in sampled]
+    stream = trajectory.segment * MAX_SAMPLES + trajectory.sample_index
+    keys = [(sampling.seed, trajectory.prompt_id, stream, p) for p in sampled]
     with torch.no_grad():
         hidden = decoder.hidden(tokens, RowBatch.pack([len(tokens)]))
         logits = decoder.logits(hidden[[p - 1 for p in sampled]])
         drawn, logprobs = decoder.sample(logits, torch.tensor(keys), sampling.temperature)
-    where = f"version {version} of group {trajectory.group_id} sample {trajectory.sample_index}"
+    where = f"version {version} of group {trajectory.group_id} sample {trajectory.sample_index} of {trajectory.segment}"
     comparison.same(f"tokens, {where}", tokens[sampled], drawn)
     comparison.same(f"logprobs, {where}", torch.tensor(trajectory.logprobs)[sampled], logprobs)
 
@@ -156,23 +173,24 @@ def check_engine(case: EngineCase) -> int:
     versions = {v: model.decoder(serving.variant, seed=v).snapshot() for v in range(last + 1)}
     engine = serving.engine(model.decoder(serving.variant, eos=(1,)), requests)
     waits = [*case.updates, *[0] * (last - len(case.updates))]
-    done: list[Trajectory] = []
+    answers = {g: group.answers for g, group in enumerate(case.groups) if group.answers is not None}
+    caller = Caller(engine, answers, model.vocab)
     with threads(serving.threads):
         for request, group in zip(requests, case.groups, strict=True):
-            engine.submit(request)
+            caller.submit(request)
             for _ in range(group.wait):
-                done += engine.step()
-        engine.abort([case.aborted])
-        expected = {(t.group_id, t.sample_index) for t in done} | set(engine.pending())
+                caller.step()
+        caller.abort(case.aborted)
+        expected = {(t.group_id, t.sample_index) for t in caller.ended} | set(engine.pending())
         for version, steps in enumerate(waits, start=1):
             for _ in range(steps):
-                done += engine.step()
-            done += swap_in_halves(engine, version, versions[version])
-        done += drain(engine)
-    stats = engine.stats()
+                caller.step()
+            caller.take(swap_in_halves(engine, version, versions[version]))
+        caller.drain()
+    stats, done = engine.stats(), caller.ended
     assert (stats["pages_free"], stats["running"], stats["waiting"]) == (stats["pages_total"], 0, 0), stats
-    assert engine.version == last
-    assert sorted((t.group_id, t.sample_index) for t in done) == sorted(expected)
+    assert engine.version == last and engine.pending() == []
+    assert {(t.group_id, t.sample_index) for t in done} == expected
     for t in done:
         labels = [v for v, m in zip(t.versions, t.loss_mask, strict=True) if m]
         assert labels == sorted(labels) and labels[0] >= requests[t.group_id].min_version
@@ -197,6 +215,7 @@ class TrainingCase:
     prompt: int
     new: int
     temperature: float
+    answers: tuple[Answer, ...] | None
     early: int
     micro_batch_tokens: int
     variant: str
@@ -215,6 +234,7 @@ training_cases = st.builds(
     prompt=st.integers(1, 40),
     new=st.integers(1, 12),
     temperature=st.sampled_from([1.0, 0.6]),
+    answers=episodes,
     early=st.integers(0, 5),
     micro_batch_tokens=st.integers(1, 300),
     variant=variants,
@@ -232,25 +252,30 @@ def check_training(case: TrainingCase) -> int:
         Learner(model.decoder(variant, trainable=True), config, case.updates, case.temperature)
         for variant in (case.variant, case.twin_variant)
     )
-    group = Group(case.prompt, case.n, case.new, case.temperature, wait=0, min_version=0)
+    group = Group(case.prompt, case.n, case.new, case.temperature, wait=0, min_version=0, answers=case.answers)
     requests = [group.request(g, model.vocab, case.seed) for g in range(case.updates * case.groups)]
     engine = case.serving.engine(model.decoder(case.serving.variant), requests)
     scorer = model.decoder(BEST)
     versions: dict[int, Snapshot] = {0: learner.decoder.snapshot()}
+    answers = {} if case.answers is None else dict.fromkeys(range(len(requests)), case.answers)
+    caller = Caller(engine, answers, model.vocab)
     for g, request in enumerate(requests):
         oldest = max(0, g // case.groups - case.lag)
-        engine.submit(GroupRequest(g, request.prompt_id, request.prompt_token_ids, case.n, request.sampling, oldest))
-    done: list[Trajectory] = []
+        caller.submit(replace(request, min_version=oldest))
     rewards = random.Random(case.seed)
     for update in range(case.updates):
+        group_ids = range(update * case.groups, (update + 1) * case.groups)
         with threads(case.serving.threads):
-            done += drain(engine)
+            caller.drain(group_ids)
         batch = sorted(
-            (t for t in done if t.group_id // case.groups == update), key=lambda t: (t.group_id, t.sample_index)
+            (t for t in caller.ended if t.group_id in group_ids),
+            key=lambda t: (t.group_id, t.sample_index, t.segment),
         )
-        assert len(batch) == case.groups * case.n
+        graded: dict[tuple[int, int], float] = {}
         for trajectory in batch:
-            trajectory.reward = rewards.random()
+            place = (trajectory.group_id, trajectory.sample_index)
+            trajectory.reward = graded.setdefault(place, rewards.random())
+        assert len(graded) == case.groups * case.n
         check_trajectories(scorer, versions, batch, case.micro_batch_tokens, count)
         before = {name: master.detach().clone() for name, master in learner.optimizer.masters.items()}
         metrics = learner.step(batch)
@@ -264,6 +289,6 @@ def check_training(case: TrainingCase) -> int:
         versions[update + 1] = learner.decoder.snapshot()
         with threads(case.serving.threads):
             for _ in range(case.early):
-                done += engine.step()
+                caller.step()
             engine.load_weights(update + 1, versions[update + 1])
     return count.values

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from tests.rollout.builders import Bits, bits
+from tests.rollout.builders import Bits, bits, drain, request
 from tests.rollout.hash_decoder import VOCAB
 from zerogap.model.decoder import Decoder
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
@@ -54,8 +54,12 @@ class Caller:
 
     def step(self) -> None:
         """One engine step; then the answers that are due."""
+        self.take(self.engine.step())
+
+    def take(self, turns: Iterable[Trajectory]) -> None:
+        """Turns that a step handed out."""
         self._clock += 1
-        for turn in self.engine.step():
+        for turn in turns:
             place = (turn.group_id, turn.sample_index)
             self._check(turn, self._before[place])
             self.turns.setdefault(place, []).append(turn)
@@ -68,14 +72,20 @@ class Caller:
         for place in due:
             self._answer(place)
 
-    def drain(self, limit: int = 20_000) -> None:
-        """Until every episode has ended; a limit on steps turns a livelock into a failure."""
+    def drain(self, groups: Container[int] | None = None, limit: int = 20_000) -> None:
+        """Until nothing more happens, or these groups have ended; a limit on steps turns a livelock into a failure."""
         for _ in range(limit):
-            if not self.engine.pending():
+            if groups is not None and not any(group_id in groups for group_id, _ in self.engine.pending()):
                 return
-            assert self.engine.has_work() or self._due, f"nothing will ever happen to {self.engine.pending()}"
+            if not self.engine.has_work() and not self._due:
+                return
             self.step()
         raise AssertionError(f"still pending after {limit} steps: {self.engine.pending()}")
+
+    def abort(self, group_id: int) -> None:
+        """Its trajectories are in `ended` only where they had ended before."""
+        self.engine.abort([group_id])
+        self._due = [(clock, place) for clock, place in self._due if place[0] != group_id]
 
     def _next(self, place: Place) -> Answer:
         answers, count = self._answers[place[0]], len(self.turns[place])
@@ -123,15 +133,22 @@ def alone(
 ) -> dict[Place, list[Bits]]:
     """The reference: each episode by itself on an engine with room for it, so that nothing is evicted or shared."""
     found: dict[Place, list[Bits]] = {}
-    for request in requests:
-        for index in range(request.n):
+    for r in requests:
+        for index in range(r.n):
             engine = EmbeddedEngine(decoder, None, EngineConfig(1, 4096, 64, max_context=max_context))
             caller = Caller(engine, answers)
-            caller.submit(request)
-            group = engine._scheduler.groups[request.group_id]
+            caller.submit(r)
+            group = engine._scheduler.groups[r.group_id]
             group.samples, group.waiting = [group.samples[index]], [group.samples[index]]
             caller.drain()
             stats = engine.stats()
             assert (stats["evictions"], stats["prefix_forks"], stats["preemptions"]) == (0, 0, 0)
             found |= turn_bits(caller)
     return found
+
+
+def parked(engine: EmbeddedEngine, group_id: int, **fields: Any) -> Trajectory:
+    """Submit one episode of 5 prompt tokens and run it to the end of its first turn of 4."""
+    engine.submit(request(group_id, range(5), **({"new": 4, "interactive": True} | fields)))
+    (turn,) = drain(engine)
+    return turn

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rollout.builders import drain, request
-from tests.rollout.caller import Answer, Caller, alone, turn_bits
+from tests.rollout.caller import Answer, Caller, alone, parked, turn_bits
 from tests.rollout.hash_decoder import VOCAB, HashDecoder
 from tests.rollout.test_weight_updates import spans, weights
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
@@ -83,6 +82,7 @@ def test_no_interleaving_eviction_chunk_page_or_pool_size_changes_a_turn(
         for _ in range(data.draw(st.integers(0, 5))):
             caller.step()
     caller.drain()
+    assert engine.pending() == []
     stats = engine.stats()
     assert (stats["pages_free"], stats["running"], stats["waiting"], stats["parked"]) == (pages, 0, 0, 0)
     assert turn_bits(caller) == alone(HashDecoder(eos=eos, context=CONTEXT), requests, following, CONTEXT)
@@ -139,13 +139,6 @@ def test_each_token_of_an_episode_is_made_by_exactly_one_complete_version(
             assert made_by == [turn.versions[position]]
 
 
-def parked(engine: EmbeddedEngine, group_id: int, **fields: Any) -> Trajectory:
-    """Submit one episode of 5 prompt tokens and run it to the end of its first turn of 4."""
-    engine.submit(request(group_id, range(5), **({"new": 4, "interactive": True} | fields)))
-    (turn,) = drain(engine)
-    return turn
-
-
 def test_a_parked_sample_has_no_slot_keeps_its_pages_and_goes_on_from_them() -> None:
     """5 prompt tokens and 4 sampled hold 8 tokens of KV; 6 more make 7 rows (the newest token's are not there yet)."""
     decoder = HashDecoder()
@@ -187,3 +180,90 @@ def test_parked_pages_go_first_the_youngest_first_and_the_turns_stay_the_same() 
         HashDecoder(), [request(g, range(5), new=4, interactive=True) for g in range(3)], caller._answers, 64
     )
     assert {place: found for place, found in turn_bits(caller).items() if place[0] < 3} == expected
+
+
+def test_an_older_sample_that_comes_back_takes_the_slot_of_the_youngest_which_loses_no_page() -> None:
+    """One slot. The first episode waits for its tool while the second runs, and comes back; then the second goes on."""
+    decoder = HashDecoder()
+    engine = EmbeddedEngine(decoder, None, EngineConfig(max_running=1, page_size=4))
+    parked(engine, 0)
+    engine.submit(request(1, range(6), new=9))
+    for _ in range(3):
+        assert engine.step() == []
+    engine.extend(0, 0, [7])
+    assert (engine.stats()["pauses"], engine.stats()["waiting"], engine.stats()["running"]) == (1, 2, 0)
+    assert [(t.group_id, t.turns) for t in drain(engine)] == [(0, 2), (1, 1)]
+    rows = [count for counts in decoder.forwards for count in counts]
+    assert rows == [5, 1, 1, 1, 6, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1]  # nothing is computed twice
+    engine.extend(0, 0, [7])
+    drain(engine)
+    engine.submit(request(2, range(6), new=9))
+    engine.step()
+    engine.submit(request(3, range(6), new=2, interactive=True))
+    while (2, 0) in engine.pending():
+        engine.step()
+    drain(engine)
+    engine.extend(0, 0, [7])
+    engine.step()
+    engine.extend(3, 0, [7])  # the younger one waits for its slot
+    assert (engine.stats()["pauses"], engine.stats()["running"]) == (1, 1)
+    assert [t.group_id for t in drain(engine)] == [0, 3]
+
+
+def test_sixteen_episodes_end_in_a_pool_for_one() -> None:
+    """Every page that the longest sequence needs and not one more, two slots, three turns each: the oldest goes on."""
+    requests = [request(g, range(g, g + 9), n=4, new=6, interactive=True) for g in range(4)]
+    following = {g: [Answer("extend", 10, delay=g), Answer("extend", 12)] for g in range(4)}
+    config = EngineConfig(max_running=2, page_size=4, kv_tokens=48)  # 9 + 10 + 12 + 3 * 6 - 1
+    engine = EmbeddedEngine(HashDecoder(), None, config)
+    caller = Caller(engine, following)
+    for r in requests:
+        caller.submit(r)
+    caller.drain()
+    assert engine.pending() == [] and engine.stats()["evictions"] > 0
+    assert {t.turns for t in caller.ended} == {3}
+    assert turn_bits(caller) == alone(HashDecoder(), requests, following, 256)
+
+
+def test_end_and_abort_release_the_pages_of_parked_samples() -> None:
+    engine = EmbeddedEngine(HashDecoder(), None, EngineConfig(page_size=4, kv_tokens=400))
+    for g in range(2):
+        engine.submit(request(g, range(9), n=3, new=4, interactive=True))
+    drain(engine)
+    assert engine.pending() == [(g, i) for g in range(2) for i in range(3)]
+    engine.end(0, 1)
+    engine.extend(0, 0, [5] * 30)
+    engine.abort([1])
+    assert engine.pending() == [(0, 0), (0, 2)]
+    drain(engine)
+    engine.end(0, 0)
+    engine.end(0, 2)
+    assert engine.pending() == [] and engine.stats()["pages_free"] == 100
+    engine.submit(request(0, range(5)))  # the id is free again
+    assert len(drain(engine)) == 1
+
+
+def test_new_weights_drop_parked_pages_or_wait_for_the_end_of_the_episode() -> None:
+    """Field cases 16 and 23. recompute: tokens keep their versions, the next turn is prefilled on the new weights.
+    finish: the swap waits for a parked sample, nobody else starts."""
+    engine = EmbeddedEngine(HashDecoder(), None, EngineConfig(page_size=4, kv_tokens=64))
+    parked(engine, 0)
+    engine.load_weights(1, weights(2))
+    assert engine.stats()["pages_free"] == 16
+    engine.extend(0, 0, [5, 6])
+    (turn,) = drain(engine)
+    assert spans(turn) == [0] * 4 + [1] * 4
+    engine = EmbeddedEngine(HashDecoder(), None, EngineConfig(page_size=4, on_update="finish"))
+    parked(engine, 0)
+    engine.load_weights(1, weights(2))
+    engine.submit(request(1, range(5)))
+    assert engine.version == 0 and not engine.has_work()
+    engine.extend(0, 0, [5, 6])
+    (turn,) = drain(engine)
+    engine.restart(0, 0, [5, 6], 1)
+    (segment,) = drain(engine)
+    assert set(spans(turn) + spans(segment)) == {0}
+    engine.end(0, 0)
+    assert engine.version == 1
+    (other,) = drain(engine)
+    assert set(spans(other)) == {1}
