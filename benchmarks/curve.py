@@ -12,6 +12,7 @@ from typing import Any
 from zerogap.runtime.records import read_metrics
 
 WIDTH, HEIGHT, MARGIN = 640, 150, 46
+MOST_DOTS = 600  # of a panel; the moving mean is of all updates
 PANELS = (
     ("reward/mean", "mean reward"),
     ("kl/k3", "KL k3, behaviour to learner"),
@@ -46,7 +47,8 @@ def panel(lines: list[dict[str, Any]], name: str, title: str, window: int, top: 
     for i, (x, _) in enumerate(points):
         part = points[max(0, i - window + 1) : i + 1]
         means.append((x, sum(y for _, y in part) / len(part)))
-    dots = "".join(f'<circle cx="{p[0]}" cy="{p[1]}" r="1.1"/>' for p in (place(*q).split(",") for q in points))
+    shown = points[:: -(-len(points) // MOST_DOTS)]
+    dots = "".join(f'<circle cx="{p[0]}" cy="{p[1]}" r="1.1"/>' for p in (place(*q).split(",") for q in shown))
     line = " ".join(place(*point) for point in means)
     floor, ceiling = top + HEIGHT - 14, top + 26
     return (

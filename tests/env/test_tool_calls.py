@@ -27,6 +27,8 @@ def tagged(call: object) -> str:
         ("use ```python``` blocks", []),
         ("<think>\n```python\n1\n```\n</think>\n```python\n2\n```", ["2\n"]),
         ("<think>\n```python\n1\n```\n</think>\n3", []),
+        ("```python\n1\n```\n<think>\n```python\n2\n```", ["1\n"]),
+        ("```python\n1\n```python\n2\n```", ["1\n```python\n2\n"]),
     ],
 )
 def test_fenced_code(action, codes):
@@ -41,7 +43,7 @@ def test_fenced_code(action, codes):
         ({"name": "python", "arguments": {"source": "1"}}, '"arguments": {"code"'),
         ({"name": "python", "arguments": {"code": 1}}, '"arguments": {"code"'),
         ({"name": "python"}, '"arguments": {"code"'),
-        ([1], "no tool None"),
+        ([1], "no tool 'None'"),
     ],
 )
 def test_a_wrong_call_is_told_to_the_policy(call, problem):
@@ -49,7 +51,7 @@ def test_a_wrong_call_is_told_to_the_policy(call, problem):
     assert found.code is None and problem in found.problem
 
 
-@pytest.mark.parametrize("text", ["{", "1 + 2", "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", "1 + 2", "[" * 100_000, "9" * 5000])
 def test_what_is_not_json_is_told_to_the_policy(text):
     [found] = tool_calls(f"<tool_call>{text}</tool_call>", "tool_call")
     assert found.code is None and "not JSON" in found.problem
@@ -60,8 +62,15 @@ def test_raw_line_breaks_inside_the_json_are_read():
     assert tool_calls(action, "tool_call") == [ToolCall("a = 1\nprint(a)")]
 
 
+@pytest.mark.parametrize("text", ["<tool_call>", "```python\n", "<think>", "</tool_call>", "```py\nx\n"])
+def test_time_grows_with_the_length_only(text):
+    """A quadratic search would take minutes here."""
+    for call_format in ("fenced", "tool_call"):
+        assert tool_calls(text * 200_000, call_format) == []
+
+
 @given(codes=st.lists(st.text(max_size=30), max_size=4), between=st.text(alphabet="ab\n ", max_size=10))
 def test_any_code_comes_through_the_tags(codes, between):
-    codes = [code for code in codes if "</tool_call>" not in code and "</think>" not in code]
+    codes = [code for code in codes if "</tool_call>" not in code and "think>" not in code]
     action = between.join(tagged({"name": "python", "arguments": {"code": code}}) for code in codes)
     assert [call.code for call in tool_calls(action, "tool_call")] == codes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +13,9 @@ import pytest
 
 from tests.runtime.support import metrics, tiny_recipe, trajectories
 from zerogap.env import make
-from zerogap.env.environment import Step
+from zerogap.env.environment import EpisodeError, Step
+from zerogap.env.host import Answer
+from zerogap.env.local_host import LocalHost
 from zerogap.env.task import Example, Message
 from zerogap.model.chat import load_tokenizer
 from zerogap.runtime.backend import RunSetup
@@ -164,6 +168,50 @@ def test_a_failed_episode_begins_again_then_is_given_up(tiny_model: Path, tmp_pa
     [line] = metrics(tmp_path / "given_up")
     assert line["errors/ConnectionError"] == line["errors/ungraded"] == len(given_up)
     assert line["retries/ConnectionError"] == 2 * len(given_up)
+
+
+class Hangs(Talks):
+    """The first time, the answer to one question never comes."""
+
+    async def step(self, action: str) -> Step:
+        if self.fails[self.question] > 0:
+            self.fails[self.question] -= 1
+            await asyncio.sleep(1e9)
+        return Step([], 1.0, True, False, {})
+
+
+def test_a_call_that_never_answers_is_tried_again(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, talks: type[Talks]
+) -> None:
+    """Field case 36: the update is completed, and the wait is counted."""
+    train(tiny_recipe(tiny_model, train__updates=1), tmp_path / "plain")
+    question = talks.log[0][0]
+    talks.fails = Hangs.fails = Counter({question: 1})
+    monkeypatch.setattr(make, "make_environments", lambda settings: Hangs)
+    train(tiny_recipe(tiny_model, train__updates=1, task__call_timeout_s=0.3), tmp_path / "run")
+    [line] = metrics(tmp_path / "run")
+    assert line["retries/timeout"] == 1 and line["errors/ungraded"] == 0 and line["environment/seconds"] > 0.3
+
+
+class Loses(LocalHost):
+    """Answers as a host whose process ended for another's fault: every episode's first three calls are lost."""
+
+    def results(self, timeout_s: float) -> list[Answer]:
+        lost = EpisodeError("lost", "the process ended")
+        return [
+            replace(a, messages=None, step=None, error=lost) if a.episode[2] < 3 else a
+            for a in super().results(timeout_s)
+        ]
+
+
+def test_a_lost_episode_is_no_error_of_its_own(
+    tiny_model: Path, tmp_path: Path, talks: type[Talks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often others take the process with them; task.retries is for an episode's own failures."""
+    monkeypatch.setattr(make, "LocalHost", Loses)
+    train(tiny_recipe(tiny_model, train__updates=1, task__retries=0), tmp_path / "run")
+    [line] = metrics(tmp_path / "run")
+    assert line["retries/lost"] == 3 * 12 and line["errors/ungraded"] == 0
 
 
 def test_an_endless_conversation_ends_with_the_context(

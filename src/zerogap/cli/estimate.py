@@ -9,6 +9,7 @@ from typing import Any
 
 from zerogap.cli.model_size import ModelSize
 from zerogap.config import Recipe
+from zerogap.config.task import USUAL_TURNS
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = 450 << 20  # one Python process with torch and Ray loaded (measured: 0.4 to 0.5 GB)
@@ -79,8 +80,8 @@ def estimate_needs(recipe: Recipe) -> Needs:
     weights = size.parameters * width
 
     turns = recipe.task.turn_limit
-    # As prompts.kv_tokens: after all turns but the last, as much may be shown to the policy as it says.
-    longest = min(size.context, ASSUMED_PROMPT_TOKENS + (2 * turns - 1) * rollout.max_new_tokens)
+    usual_turns = min(turns, USUAL_TURNS)  # as in prompts.kv_tokens
+    longest = min(size.context, ASSUMED_PROMPT_TOKENS + (2 * usual_turns - 1) * rollout.max_new_tokens)
     page, kv_pages = size.kv_budget(recipe)
     if kv_pages is None:
         usual, full = (-(-tokens // rollout.page_size) for tokens in (longest, min(size.context, 8192)))

@@ -23,8 +23,9 @@ class Train(Section):
     """Most optimizer updates between the weights that sampled a token and those trained on it. 0 = synchronous.
     Kept by admission: nothing generated is ever dropped."""
     hold_lag: bool = False
-    """Hold the lag at exactly `lag` (a research mode; the first updates have less): engines get new weights only when
-    they have finished everything that the ones before allowed. Costs waiting where rollouts are uneven."""
+    """Hold the lag at exactly `lag` (a research mode; the first updates of a run, and after each --resume, have less):
+    engines get new weights only when they have finished everything that the ones before allowed. Costs waiting where
+    rollouts are uneven."""
     min_ess: float = Field(0.3, ge=0, le=1)
     """Warn (never gate) when the effective sample size of any version age falls below this share."""
 

@@ -116,7 +116,7 @@ def _checked_observation(observation: Any, ended: bool) -> list[Message]:
     if messages is None or not all(is_message(message) and message["role"] in ROLES for message in messages):
         raise ProtocolError(
             f"step returned the observation {_short(observation)}; it must be a list of messages "
-            f'{{"role": ..., "content": ...}} of texts, with a role of {", ".join(ROLES)}'
+            f'{{"role": ..., "content": ...}} of texts (valid Unicode), with a role of {", ".join(ROLES)}'
         )
     if not messages and not ended:
         raise ProtocolError("step returned no message though the episode goes on; the policy needs one to answer")
@@ -150,8 +150,13 @@ def is_message(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and {"role", "content"} <= value.keys()
-        and all(isinstance(text, str) for text in value.values())
+        and all(isinstance(text, str) and _is_unicode(text) for text in value.values())
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """No lone surrogates, which bytes read with surrogateescape leave and no tokenizer takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _short(value: Any) -> str:

@@ -77,6 +77,6 @@ class LocalHost:
             # One of the environment's own reaches us as well; only the limit's is a timeout.
             over = time.monotonic() - started >= self._seconds
             error = EpisodeError("timeout", over_limit(self._seconds)) if over else EpisodeError.of(raised)
-        except (Exception, asyncio.CancelledError) as raised:  # an environment may cancel itself
+        except (Exception, asyncio.CancelledError, SystemExit) as raised:  # an environment may cancel or end itself
             error = EpisodeError.of(raised)
         return value, error, time.monotonic() - started

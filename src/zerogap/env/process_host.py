@@ -42,7 +42,8 @@ class _Open:
 
 
 class ProcessHost:
-    """See zerogap.env.host.Host. One thread calls everything, and lives as long as the host.
+    """See zerogap.env.host.Host. Calls come from one thread at a time; a thread that starts a process lives as long as
+    the host.
 
     load: picklable (a function of a module, or functools.partial of one); called in the process.
     seconds: limit of each call. Time in which other episodes compute does not count.

@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zerogap.model.chat import Message, render_prompt, render_text
+from jinja2 import TemplateError
+
+from zerogap.model.chat import Message, render_text
 from zerogap.model.checkpoint import CheckpointError
 
-# A text that no template or message holds; what follows it in a rendered chat follows the answer.
+# Stands for the answer; what follows it in a rendered chat follows the answer.
 _ANSWER = "zerogap:answer:5d0f"
 _THINKING = f"<think>\n{_ANSWER}:thought\n</think>\n\n"
+
+
+class CannotRender(ValueError):
+    """The chat template has no place for these messages; the message says what it refused."""
 
 
 Supervised = tuple[list[int], list[int]]  # token ids, loss mask
@@ -28,10 +34,13 @@ class ChatTurns:
         self._tokenizer = tokenizer
         self._tools = list(tools)
         self._append_only: dict[str, bool] = {}
+        added = {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
+        added |= dict.fromkeys(tokenizer.all_special_tokens, True)
+        self._added = sorted(added.items(), key=lambda item: -len(item[0]))  # a token may be part of a longer one
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the messages and the generation prompt: the opening of an episode, or of a new segment."""
-        return render_prompt(self._tokenizer, messages, self._tools)
+        return self._encode(self._render(messages))
 
     def text(self, sampled: Sequence[int]) -> str:
         """What the policy said in a turn: the sampled ids as text, without special tokens."""
@@ -40,18 +49,25 @@ class ChatTurns:
 
     def bridge(self, messages: Sequence[Message], sampled: Sequence[int], observation: Sequence[Message]) -> list[int]:
         """Ids to append after a turn's sampled ids, so that the policy reads `observation` and speaks again.
+        Raises CannotRender where the chat template has no place for that.
 
         messages: the chat before the turn. An end mark that the policy sampled itself is not repeated; where it sampled
         none (a stop string ended the turn), the template's own end mark comes first.
         """
-        chat = [*messages, {"role": "assistant", "content": _ANSWER}, *map(self._plain, observation)]
-        text = render_text(self._tokenizer, chat, self._tools)
-        _, found, after = text.rpartition(_ANSWER)
+        answer = _ANSWER
+        while any(answer in message["content"] for message in (*messages, *observation)):
+            answer += ":"
+        chat = [*messages, {"role": "assistant", "content": answer}, *map(self.plain, observation)]
+        text = self._render(chat)
+        _, found, after = text.rpartition(answer)
         if not found:
-            raise ValueError("the chat template leaves the assistant's turn out, so there is nothing to continue")
+            raise CannotRender("the chat template leaves the assistant's turn out, so there is nothing to continue")
         if sampled[-1] in self._tokenizer.all_special_ids:
             after = after.removeprefix(self._tokenizer.decode([sampled[-1]], skip_special_tokens=False))
-        return self._encode(after)
+        ids = self._encode(after)
+        if not ids:
+            raise CannotRender("the observation gives the policy nothing to read before its next turn")
+        return ids
 
     def solution(self, messages: Sequence[Message], turns: str | Sequence[Message]) -> list[Supervised]:
         """(token ids, loss mask) of a worked episode, laid out as a rollout of it: the mask is 1 on what the policy
@@ -74,34 +90,42 @@ class ChatTurns:
                 ids, mask = ids + between, mask + [0] * len(between)
             elif shown:
                 segments.append((ids, mask))
-                ids = self.prompt([*chat, answer, *shown])
+                ids = self.prompt([*chat, self.plain(answer), *map(self.plain, shown)])
                 mask = [0] * len(ids)
-            chat += [answer, *shown]
+            chat += [self.plain(answer), *map(self.plain, shown)]
         return [*segments, (ids, mask)]
+
+    def plain(self, message: Message) -> Message:
+        """The message without control tokens in its text: a tool that spells one could end its turn and go on as the
+        assistant. Of an answer the added tokens that are not special stay, as <tool_call> and <think> may be."""
+        content = message["content"]
+        for token, special in self._added:
+            if special or message["role"] != "assistant":
+                content = content.replace(token, f"{token[:1]} {token[1:]}")
+        return {**message, "content": content}
 
     def append_only(self, role: str) -> bool:
         """Whether earlier turns, thinking included, stay as they were said once a message of this role follows."""
         if role not in self._append_only:
             question: Message = {"role": "user", "content": "question"}
             said: Message = {"role": "assistant", "content": _THINKING + _ANSWER}
-            text = render_text(self._tokenizer, [question, said, {"role": role, "content": "seen"}], self._tools)
-            opening = render_text(self._tokenizer, [question], self._tools)
+            text = self._render([question, said, {"role": role, "content": "seen"}])
+            opening = self._render([question])
             # A generation prompt may already open the thinking; then the policy's own text begins behind it.
             whole = opening + said["content"], opening + said["content"].removeprefix("<think>\n")
             self._append_only[role] = text.startswith(whole)
         return self._append_only[role]
 
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return render_text(self._tokenizer, messages, self._tools)
+        except TemplateError as error:  # a template may refuse a role, or an order of roles
+            roles = ", ".join(message["role"] for message in messages)
+            raise CannotRender(f"the chat template refuses messages of the roles {roles}: {error}") from error
+
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
-
-    def _plain(self, message: Message) -> Message:
-        """An observation that spells a special token must not become one: a tool could end its turn and go on as the
-        assistant."""
-        content = message["content"]
-        for token in self._tokenizer.all_special_tokens:
-            content = content.replace(token, f"{token[:1]} {token[1:]}")
-        return {**message, "content": content}
 
 
 def _answers(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:

@@ -14,7 +14,8 @@ from zerogap.trajectory import FinishReason, GroupRequest, Trajectory
 
 @dataclass
 class EpisodeState:
-    """attempt: 0 at first; grows when the environment failed and the episode begins again.
+    """attempt: 0 at first; grows when the environment failed and the episode begins again. failures: how often
+    that was its own environment's fault, not another's that took the process with it.
 
     turn: the trajectory so far, as the engine handed it out at the end of the newest turn; None before the first.
     said: the ids sampled in that turn. chat: messages before it. ended: segments that a forgetful template closed.
@@ -24,6 +25,7 @@ class EpisodeState:
     example: Example
     sample_index: int
     attempt: int = 0
+    failures: int = 0
     chat: list[Message] = field(default_factory=list)
     ended: list[Trajectory] = field(default_factory=list)
     turn: Trajectory | None = None

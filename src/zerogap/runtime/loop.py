@@ -45,8 +45,9 @@ def run_loop(
     batch for that: so each batch is sampled by one version and trained exactly `lag` updates later (the first batches
     earlier), while engines and learner still work at the same time.
 
-    on_update(version, metrics, groups) is called after each update, when the new version is published and the learner
-    is idle (so it may ask the backend to save). Raises RunFailed when nothing happens for timeout_s.
+    on_update(version, metrics, groups) is called after each update, when the new version is published (with hold_lag it
+    may still wait for the engines) and the learner is idle (so it may ask the backend to save). Raises RunFailed when
+    nothing happens for timeout_s.
     """
     queue = TrajectoryQueue(admission.groups_per_update, version * admission.groups_per_update)
     in_flight: dict[int, int] = {}  # group -> its min_version

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from zerogap.config import Rollout
+from zerogap.config.task import USUAL_TURNS
 from zerogap.env.task import Example, Task
 from zerogap.runtime.backend import Item, RunFailed
 from zerogap.trajectory import GroupRequest, SamplingParams
@@ -90,8 +91,10 @@ def kv_tokens(task: Task, render: Callable[[Example], list[int]], rollout: Rollo
     """Default size of an engine's KV cache: room for max_running sequences as long as the first prompts suggest, and
     for one of full length up to 8,192 tokens (an unusually long one then waits for others; it is not refused).
 
-    turns: most turns of an episode; after all but the last, as much may be shown to the policy as it says.
+    turns: most turns of an episode. A usual one is taken to have USUAL_TURNS at most; after all but the last, as much
+    may be shown to the policy as it says.
     """
+    turns = min(turns, USUAL_TURNS)
     longest = max(len(render(task.example(index))) for index in range(min(len(task), PROMPTS_MEASURED)))
 
     def in_pages(tokens: int) -> int:

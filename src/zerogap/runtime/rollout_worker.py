@@ -20,7 +20,7 @@ from zerogap.env.python_tool import tool_schemas
 from zerogap.model.chat import load_tokenizer
 from zerogap.model.checkpoint import load_decoder
 from zerogap.model.decoder import snapshot_digest
-from zerogap.model.turns import ChatTurns
+from zerogap.model.turns import CannotRender, ChatTurns
 from zerogap.rollout.embedded.engine import EmbeddedEngine, EngineConfig
 from zerogap.rollout.engine import ContextFull, Engine
 from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Weights
@@ -133,7 +133,10 @@ class RolloutWorker:
             self._host.step(state.key, self._turns.text(state.said))
             return None
         state.take(answer.step)
-        reason = self._end(state, answer.step) or self._go_on(state, answer.step)
+        try:
+            reason = self._end(state, answer.step) or self._go_on(state, answer.step)
+        except CannotRender as error:
+            return self._failed(state, EpisodeError.of(error))
         return None if reason is None else self._finish(state, reason)
 
     def _end(self, state: EpisodeState, step: Step) -> FinishReason | None:
@@ -149,24 +152,30 @@ class RolloutWorker:
         """Into the next turn; "context" where it does not fit (field case 14: nothing is cut from the left)."""
         assert state.turn is not None
         group_id, index = state.request.group_id, state.sample_index
-        answer = {"role": "assistant", "content": self._turns.text(state.said)}
+        answer = self._turns.plain({"role": "assistant", "content": self._turns.text(state.said)})
+        seen = [self._turns.plain(message) for message in step.observation]
+        append = all(self._turns.append_only(message["role"]) for message in seen)
+        if append:
+            ids = self._turns.bridge(state.chat, state.said, seen)
+        else:
+            ids = self._turns.prompt([*state.chat, answer, *seen])
         try:
-            if all(self._turns.append_only(message["role"]) for message in step.observation):
-                bridge = self._turns.bridge(state.chat, state.said, step.observation)
-                self.engine.extend(group_id, index, bridge)
+            if append:
+                self.engine.extend(group_id, index, ids)
             else:
-                prompt = self._turns.prompt([*state.chat, answer, *step.observation])
-                self.engine.restart(group_id, index, prompt, state.turn.segment + 1)
+                self.engine.restart(group_id, index, ids, state.turn.segment + 1)
                 state.ended.append(state.turn)
         except ContextFull:
             return "context"
-        state.chat += [answer, *step.observation]
+        state.chat += [answer, *seen]
         self._asked.discard((group_id, index))
         return None
 
     def _failed(self, state: EpisodeState, error: EpisodeError) -> FinishedGroup | None:
-        """Try again from the first turn, or give the episode up: no reward, in no mean and in no loss."""
-        if state.attempt < self._retries:
+        """Try again from the first turn, or give the episode up: no reward, in no mean and in no loss. An episode that
+        was lost for another's fault is always tried again; the host ends a run whose process dies again and again."""
+        state.failures += error.kind != "lost"
+        if state.failures <= self._retries:
             self._retried[error.kind] += 1
             self._host.close_episode(state.key)
             state.begin_again()

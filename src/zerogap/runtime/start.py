@@ -9,11 +9,11 @@ from typing import Any
 from zerogap.config import Recipe, dump_recipe
 from zerogap.env.python_tool import tool_schemas
 from zerogap.env.stream import PromptStream
-from zerogap.env.task import Example, Task, make_task
+from zerogap.env.task import Example, Task, TaskError, make_task
 from zerogap.model.chat import load_tokenizer
 from zerogap.model.checkpoint import CheckpointError, check_folder, check_tokenizer, read_json
 from zerogap.model.config import DecoderConfig
-from zerogap.model.turns import ChatTurns
+from zerogap.model.turns import CannotRender, ChatTurns
 from zerogap.runtime.backend import RunSetup
 from zerogap.runtime.checkpoint import checkpoints, load_record
 from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
@@ -85,11 +85,14 @@ def resumed_start(recipe: Recipe, run_dir: Path) -> Start:
     )
 
 
-def prepare_prompts(recipe: Recipe, run_dir: Path, task: Task, start: Start) -> tuple[PromptSource, RunSetup]:
+def prepare_prompts(
+    recipe: Recipe, run_dir: Path, task: Task, start: Start, observer: Observer
+) -> tuple[PromptSource, RunSetup]:
     tokenizer = load_tokenizer(start.model_folder)
     config = DecoderConfig.from_hf(read_json(start.model_folder, "config.json"))
 
     turns = ChatTurns(tokenizer, tool_schemas(recipe.task))
+    _check_template(recipe, turns, observer)
 
     def render(example: Example) -> list[int]:
         return turns.prompt(example.messages)
@@ -112,3 +115,18 @@ def prepare_prompts(recipe: Recipe, run_dir: Path, task: Task, start: Start) -> 
         start.skipped,
     )
     return prompts, RunSetup(recipe, run_dir, start.model_folder, start.trainer_folder, start.version, cache)
+
+
+def _check_template(recipe: Recipe, turns: ChatTurns, observer: Observer) -> None:
+    """Says when episodes will be cut into segments. TaskError where the chat template cannot show an observation."""
+    if recipe.task.turn_limit == 1:
+        return
+    role = "user" if recipe.task.tools is None else "tool"
+    try:
+        if not turns.append_only(role):
+            observer.warning(
+                f"the model's chat template rewrites earlier turns once a {role} message follows, so each turn of an "
+                "episode becomes a segment with its own prompt (docs/tools.md)"
+            )
+    except CannotRender as error:
+        raise TaskError(f"episodes of several turns need a chat template with {role} messages: {error}") from error

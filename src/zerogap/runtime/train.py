@@ -58,7 +58,7 @@ def train(
             remove_leftovers(run_dir)
             remove_stored_weights(run_dir)
         with _driver_log(run_dir):
-            prompts, setup = prepare_prompts(recipe, run_dir, task, start)
+            prompts, setup = prepare_prompts(recipe, run_dir, task, start, observer)
             if not recipe.aligned:
                 observer.warning(_not_aligned(recipe))
             observer.stage("starting engines and learner")
