@@ -47,6 +47,7 @@ SECTIONS = {
     "Cispo": "learner.objective",
     "IsOff": "learner.objective",
     "Train": "train",
+    "Evaluation": "evaluation",
     "Audit": "audit",
     "Checkpoint": "checkpoint",
     "Logging": "logging",

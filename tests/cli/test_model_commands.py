@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from zerogap.cli.arguments import parse_pairs
 from zerogap.cli.main import main
 from zerogap.cli.model_info import describe
-from zerogap.runtime.rollout_worker import RolloutWorker
-from zerogap.trajectory import SamplingParams
 
 CREATE = ["hidden_size=32", "intermediate_size=64", "num_layers=1", "max_position_embeddings=128"]
 PARAMS = ["--params", "min_terms=2", "max_terms=2", "min_digits=1", "max_digits=1"]
@@ -57,59 +54,6 @@ def test_info_says_why_not(model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "not a readable safetensors file" in capsys.readouterr().err
 
 
-def test_eval(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Field case 44: all tokens of one eval carry one version, which is reported; greedy again gives the same."""
-    command = ["eval", "--model", str(model), "--task", "chain_sum", *PARAMS, "--limit", "5", "--max-new-tokens", "4"]
-    assert main([*command, "--samples", "3", "--json"]) == 0
-    captured = capsys.readouterr()
-    result = json.loads(captured.out)
-    assert (result["prompts"], result["samples"], result["version"]) == (5, 3, 0)
-    assert 0 <= result["reward"] <= 1 and 0 <= result["truncated"] <= 1
-    assert 15 <= result["tokens"] <= 60
-    assert captured.err == ""
-
-    answers = []
-    for _ in range(2):
-        assert main([*command, "--temperature", "0", "--json"]) == 0
-        answer = json.loads(capsys.readouterr().out)
-        answers.append({key: value for key, value in answer.items() if key != "tokens_per_s"})
-    assert answers[0] == answers[1]
-    assert main(command) == 0
-    assert "all of weight version 0" in capsys.readouterr().out
-
-
-def test_eval_samples_as_the_recipe_does_unless_told_otherwise(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """rollout.max_new_tokens, stop and temperature of the recipe are defaults; each option wins over its key."""
-    recipe = tmp_path / "recipe.yaml"
-    values = {
-        "name": "r",
-        "model": {"create": {}},
-        "task": {"name": "chain_sum"},
-        "rollout": {"max_new_tokens": 3, "stop": ["7", "8"], "temperature": 0.5},
-    }
-    recipe.write_text(yaml.safe_dump(values))
-    seen: list[SamplingParams] = []
-    submit = RolloutWorker.submit
-
-    def watched(self: RolloutWorker, items: list[Any]) -> None:
-        seen.append(items[0][0].sampling)
-        submit(self, items)
-
-    monkeypatch.setattr(RolloutWorker, "submit", watched)
-    command = ["eval", "--model", str(model), "--recipe", str(recipe), "--limit", "1"]
-    options = ["--max-new-tokens", "2", "--temperature", "0", "--stop", "9", "--stop", "+"]
-    assert main(command) == 0
-    assert main([*command, *options]) == 0
-    assert main(["eval", "--model", str(model), "--task", "chain_sum", *PARAMS, "--limit", "1"]) == 0
-    assert seen == [
-        SamplingParams(3, 0.5, ("7", "8")),
-        SamplingParams(2, 0.0, ("9", "+")),
-        SamplingParams(64, 1.0, ()),
-    ]
-
-
 def test_failed_sft_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,19 +71,6 @@ def test_failed_sft_leaves_nothing(
         assert "longer than the model's context of 8 tokens" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
     assert main(["sft", "small.yaml"]) == 0
-
-
-def test_eval_skips_and_counts_long_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "data.jsonl"
-    lines = [{"question": "1 + 1 = ", "answer": "2"}, {"question": "1 + " * 200, "answer": "200"}]
-    data.write_text("\n".join(map(json.dumps, lines)))
-    command = ["eval", "--model", str(model), "--data", str(data), "--max-new-tokens", "4"]
-    assert main([*command, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["prompts"], result["prompts_too_long"]) == (1, 1)
-    data.write_text(json.dumps(lines[1]))
-    assert main(command) == 2
-    assert "all 1 prompts are longer than the context" in capsys.readouterr().err
 
 
 def test_sft_then_eval_with_the_recipe(

@@ -199,7 +199,7 @@ def run(
         start,
         updates,
         timeout_s=1.0,
-        on_update=lambda version, metrics, groups: lines.append(metrics),
+        on_update=lambda weights, metrics, groups: lines.append(metrics),
         hold_lag=hold_lag,
     )
     return lines

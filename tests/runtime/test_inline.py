@@ -113,6 +113,9 @@ def test_run_folder(tiny_model: Path, tmp_path: Path) -> None:
         "dropped",
         "engine_tokens_per_s",
         "learner_tokens_per_s",
+        "evaluations",
+        "evaluations_missing",
+        "eval_reward",
         "seconds",
         "final_model",
         "aligned",
@@ -267,6 +270,7 @@ def test_docs_name_every_metric(tiny_model: Path, tmp_path: Path, monkeypatch: p
             train__lag=1,
             learner__objective={"name": name},
             task__max_error_share=1.0,
+            evaluation={"every": 2, "samples": 2, "limit": 6},
         )
         train(recipe, tmp_path / name)
         emitted |= {metric for line in metrics(tmp_path / name) for metric in line}

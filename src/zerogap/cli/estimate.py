@@ -103,7 +103,8 @@ def estimate_needs(recipe: Recipe) -> Needs:
     # The newest version and one on its way to the engines; for the audit the older ones within the lag (weight store).
     older = train.lag if recipe.audit.share > 0 else 0
     older_in_memory = min(older, int(recipe.audit.weights_memory_mb * 1e6 // weights))
-    snapshots = (2 + older_in_memory) * weights
+    evaluation = int(recipe.evaluation.every > 0)  # one more worker, and the version that it measures
+    snapshots = (2 + older_in_memory + evaluation) * weights
 
     checkpoints = (recipe.checkpoint.keep if recipe.checkpoint.every else 0) + 1
     checkpoint = weights + 12 * size.parameters  # Hugging Face folder; masters and two moments for --resume
@@ -126,7 +127,7 @@ def estimate_needs(recipe: Recipe) -> Needs:
         learner_bytes=learner,
         snapshot_bytes=snapshots,
         stored_bytes=stored,
-        memory_bytes=rollout.workers * worker + learner + snapshots + PROCESS_BYTES,
+        memory_bytes=(rollout.workers + evaluation) * worker + learner + snapshots + PROCESS_BYTES,
         memory_here_bytes=machine_memory_bytes(),
         disk_bytes=disk,
         sequences_per_update=sequences,

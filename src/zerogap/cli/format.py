@@ -43,6 +43,8 @@ def step_line(metrics: Mapping[str, Any], total: int | None, aligned: bool) -> s
     parts.append(verdict(metrics, aligned))
     if metrics.get("bitwise/unequal") and "gap/lag/abs_mean" in metrics:
         parts.append(f"gap lag {metrics['gap/lag/abs_mean']:.1e} kernel {metrics['gap/kernel/abs_mean']:.1e}")
+    if "eval/reward" in metrics:
+        parts.append(f"eval {metrics['eval/reward']:.3f} of version {metrics['eval/version']}")
     if "throughput/engine_tokens_per_s" in metrics:
         parts.append(f"{metrics['throughput/engine_tokens_per_s']:,.0f} tok/s")
     return "  ".join(parts)
@@ -93,7 +95,13 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         value = summary.get(key)
         if value is not None:
             rows.append((label, format(value, form)))
-    for label, key in (("prompts skipped (too long)", "prompts_skipped"), ("samples not graded", "errors")):
+    if summary.get("eval_reward") is not None:
+        rows.append(("reward of the last evaluation", f"{summary['eval_reward']:.3f}"))
+    for label, key in (
+        ("prompts skipped (too long)", "prompts_skipped"),
+        ("samples not graded", "errors"),
+        ("evaluations missing", "evaluations_missing"),
+    ):
         if summary.get(key):
             rows.append((label, format(summary[key], ",d")))
     for label, key in (("model", "final_model"), ("run folder", "run_dir")):

@@ -19,7 +19,7 @@ from zerogap.cli.errors import BadInput
 COMMANDS = {
     "train": ("train", "train a language model by asynchronous REINFORCE Zero"),
     "sft": ("sft", "warm start: supervised steps on worked solutions of the recipe's task"),
-    "eval": ("eval", "mean reward of a model on a task"),
+    "eval": ("eval", "pass@k and mean reward of a model on a task"),
     "audit": ("audit", "rollouts of a run or of any engine: unequal bits, both gaps, the cause"),
     "model create": ("model_create", "make a small decoder with random weights and a tokenizer"),
     "model fetch": ("model_fetch", "download a small model into the cache"),
@@ -41,6 +41,7 @@ BAD_INPUT = (
     "UnsupportedModel",
     "RunFolderError",
     "RolloutFileError",
+    "ResultsFileError",
 )
 
 EXAMPLES = """examples:

@@ -22,6 +22,8 @@ def check_recipe_inputs(recipe: Recipe) -> None:
 
         ModelSize.from_recipe(recipe).kv_budget(recipe)
     check_task(recipe.task, solutions=recipe.warm_start is not None)
+    if recipe.evaluation.every and recipe.evaluation.task is not None:
+        check_task(recipe.evaluation.task)
 
 
 def read_model_config(folder: Path, key: str) -> dict[str, Any]:

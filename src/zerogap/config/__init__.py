@@ -1,5 +1,6 @@
 """The typed recipe: every key of a run, with what follows from its value. Importable without torch."""
 
+from zerogap.config.evaluation import Evaluation
 from zerogap.config.learner import Learner
 from zerogap.config.load import RecipeError, dump_recipe, load_recipe, parse_recipe
 from zerogap.config.model import Arithmetic, CreateModel, Model, RopeScaling
@@ -13,6 +14,7 @@ __all__ = [
     "Audit",
     "Checkpoint",
     "CreateModel",
+    "Evaluation",
     "Learner",
     "Logging",
     "Model",

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from zerogap.config.evaluation import Evaluation
 from zerogap.config.learner import Learner
 from zerogap.config.model import Arithmetic, Model
 from zerogap.config.rollout import Rollout
@@ -77,6 +78,7 @@ class Recipe(Section):
     rollout: Rollout = Field(default_factory=lambda: Rollout.model_validate({}))
     learner: Learner = Field(default_factory=lambda: Learner.model_validate({}))
     train: Train = Field(default_factory=lambda: Train.model_validate({}))
+    evaluation: Evaluation = Field(default_factory=lambda: Evaluation.model_validate({}))
     audit: Audit = Field(default_factory=lambda: Audit.model_validate({}))
     checkpoint: Checkpoint = Field(default_factory=lambda: Checkpoint.model_validate({}))
     logging: Logging = Field(default_factory=lambda: Logging.model_validate({}))

@@ -66,6 +66,11 @@ def checkpoints(run_dir: Path) -> list[Path]:
     return sorted((f for f in folders if _NAME.fullmatch(f.name)), key=lambda f: int(f.name.removeprefix("step-")))
 
 
+def recorded_version(folder: Path) -> int:
+    """The version of the weights in a model folder: a checkpoint's own, 0 where the folder is none."""
+    return int(read_json(folder, RECORD)["version"]) if (folder / RECORD).is_file() else 0
+
+
 def remove_leftovers(run_dir: Path) -> None:
     """Remove what a process that died while it saved left (see replace_folder). No other run may use run_dir."""
     for torn in [*run_dir.glob("checkpoints/.step-*.partial"), *run_dir.glob(".final_model.*.partial")]:

@@ -20,7 +20,7 @@ from zerogap.runtime.living import Living
 from zerogap.runtime.meter import Meter
 from zerogap.runtime.queue import TrajectoryQueue
 
-OnUpdate = Callable[[int, dict[str, Any], list[FinishedGroup]], None]
+OnUpdate = Callable[[Weights, dict[str, Any], list[FinishedGroup]], None]
 
 
 class Prompts(Protocol):
@@ -45,7 +45,7 @@ def run_loop(
     batch for that: so each batch is sampled by one version and trained exactly `lag` updates later (the first batches
     earlier), while engines and learner still work at the same time.
 
-    on_update(version, metrics, groups) is called after each update, when the new version is published (with hold_lag it
+    on_update(weights, metrics, groups) is called after each update, when the new version is published (with hold_lag it
     may still wait for the engines) and the learner is idle (so it may ask the backend to save). Raises RunFailed when
     nothing happens for timeout_s.
     """
@@ -97,7 +97,7 @@ def run_loop(
                 "dropped": 0,  # nothing generated is thrown away: see admission.py
             }
             groups, training = training, []
-            on_update(version, metrics, groups)
+            on_update(events.update.weights, metrics, groups)
 
 
 def _stuck(timeout_s: float, version: int, training: bool, missing: list[int], in_flight: list[int]) -> str:

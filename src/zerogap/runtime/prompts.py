@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from zerogap.config import Rollout
+from zerogap.config import Recipe, Rollout
 from zerogap.config.task import USUAL_TURNS
 from zerogap.env.task import Example, Task
+from zerogap.model.config import DecoderConfig
 from zerogap.runtime.backend import Item, RunFailed
+from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
 from zerogap.trajectory import GroupRequest, SamplingParams
 
 PROMPTS_MEASURED = 64  # how many prompts are rendered to size the KV cache
@@ -85,6 +87,17 @@ def epoch_seed(seed: int, epoch: int) -> int:
     if epoch == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed} epoch {epoch}".encode()).digest()[:8], "big") >> 1
+
+
+def cache_tokens(recipe: Recipe, config: DecoderConfig, task: Task, render: Callable[[Example], list[int]]) -> int:
+    """Size of an engine's KV cache: what rollout.kv_cache_mb holds, or the default. RecipeError when not even one
+    answer fits."""
+    rollout = recipe.rollout
+    page = page_bytes(recipe.engine_arithmetic, config.num_layers, config.shape, rollout.page_size)
+    pages = pages_in_budget(rollout, page)
+    if pages is None:
+        return kv_tokens(task, render, rollout, config.max_position_embeddings, recipe.task.turn_limit)
+    return pages * rollout.page_size
 
 
 def kv_tokens(task: Task, render: Callable[[Example], list[int]], rollout: Rollout, context: int, turns: int) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from safetensors import safe_open
 
 import zerogap
@@ -36,6 +36,7 @@ RAY_ENVIRONMENT = {
 }
 MAX_RESTARTS = 3
 KEPT_VERSIONS = 5  # versions that engines, driver and learner may hold in the object store at one time
+EVALUATED_VERSIONS = 2  # those that an evaluation measures and that the last one waits with
 SPARE_STORE_BYTES = 256 * 2**20
 
 log = logging.getLogger("zerogap")
@@ -74,7 +75,7 @@ class RayBackend:
         self._update: Any = None
         self._newest: Weights | None = None
         try:
-            self._learner = ray.remote(**_options(setup.recipe.learner.threads))(LearnerActor).remote(setup)
+            self._learner = ray.remote(**actor_options(setup.recipe.learner.threads))(LearnerActor).remote(setup)
             for index in range(setup.recipe.rollout.workers):  # one by one: whatever exists is known to `close`
                 self._engines.append(_Engine(index, self._new_actor(index)))
             actors = [self._learner, *(engine.actor for engine in self._engines)]
@@ -84,7 +85,7 @@ class RayBackend:
                 engine.report = engine.actor.report.remote()
         except RayActorError as error:
             self.close()
-            raise RunFailed(f"a process of the run did not start: {_reason(error)}") from error
+            raise RunFailed(f"a process of the run did not start: {death_reason(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -147,7 +148,7 @@ class RayBackend:
             ray.shutdown()
 
     def _new_actor(self, index: int) -> Any:
-        options = _options(self._setup.recipe.rollout.threads) | {"concurrency_groups": {"reports": 1}}
+        options = actor_options(self._setup.recipe.rollout.threads) | {"concurrency_groups": {"reports": 1}}
         return ray.remote(**options)(RolloutActor).remote(self._setup, index)
 
     def _finish_update(self) -> Update:
@@ -174,7 +175,7 @@ class RayBackend:
             raise RunFailed(
                 f"rollout worker {engine.index} died {MAX_RESTARTS + 1} times; unfinished groups: "
                 f"{sorted(engine.pending)}. See logs/rollout-{engine.index}.log in the run folder. Last: "
-                f"{_reason(error)}"
+                f"{death_reason(error)}"
             ) from error
         engine.restarts += 1
         log.warning(
@@ -183,7 +184,7 @@ class RayBackend:
             engine.restarts,
             MAX_RESTARTS,
             sorted(engine.pending),
-            _reason(error),
+            death_reason(error),
         )
         engine.counted += replace(engine.stats, kv_pages=0, kv_bytes=0)  # its cache is gone
         engine.stats = EngineStats()
@@ -215,7 +216,7 @@ class RayBackend:
         except RayActorError as error:
             raise RunFailed(
                 f"the learner's process died during {what}; go on from the last checkpoint with --resume. "
-                f"{_reason(error)}"
+                f"{death_reason(error)}"
             ) from error
 
 
@@ -241,7 +242,7 @@ def start_ray(setup: RunSetup) -> bool:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            object_store_memory=KEPT_VERSIONS * _weight_bytes(setup.model_folder, recipe) + SPARE_STORE_BYTES,
+            object_store_memory=_kept_versions(recipe) * _weight_bytes(setup.model_folder, recipe) + SPARE_STORE_BYTES,
             _node_ip_address="127.0.0.1",
         )
     if in_main_thread:
@@ -249,17 +250,21 @@ def start_ray(setup: RunSetup) -> bool:
     return True
 
 
-def _options(threads: int) -> dict[str, Any]:
+def actor_options(threads: int) -> dict[str, Any]:
     """The actor imports the same zerogap as this process."""
     package = str(Path(zerogap.__file__).parents[1])
     path = os.pathsep.join(dict.fromkeys([package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     return {"num_cpus": threads, "max_restarts": 0, "runtime_env": {"env_vars": {"PYTHONPATH": path}}}
 
 
-def _reason(error: RayActorError) -> str:
+def death_reason(error: RayError) -> str:
     """One line of Ray's report: the exception that a constructor raised, or how the process ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if "creation task" in lines[0] else lines[0]
+
+
+def _kept_versions(recipe: Recipe) -> int:
+    return KEPT_VERSIONS + (EVALUATED_VERSIONS if recipe.evaluation.every else 0)
 
 
 def _weight_bytes(folder: Path, recipe: Recipe) -> int:

@@ -1,4 +1,4 @@
-"""What a run leaves on disk besides weights: metrics.jsonl, TensorBoard, trajectories.jsonl, summary.json.
+"""What a run leaves on disk besides weights: metrics, TensorBoard, trajectories, evaluations, summary.json.
 
 Files that are replaced as a whole are written beside their place and renamed; line files are flushed per update.
 """
@@ -15,7 +15,8 @@ from typing import IO, Any
 from zerogap.config import Recipe
 from zerogap.runtime.backend import FinishedGroup
 
-METRICS, TRAJECTORIES, SUMMARY = "metrics.jsonl", "trajectories.jsonl", "summary.json"
+METRICS, TRAJECTORIES, EVALUATIONS = "metrics.jsonl", "trajectories.jsonl", "evaluations.jsonl"
+SUMMARY = "summary.json"
 
 
 class Records:
@@ -31,6 +32,7 @@ class Records:
         self._run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         _keep_lines(run_dir / METRICS, lambda line: line["step"] <= start_step)
+        _keep_lines(run_dir / EVALUATIONS, lambda line: line["version"] <= start_step)
         last = _keep_lines(run_dir / TRAJECTORIES, lambda line: line["group_id"] < first_group)
         self._metrics: IO[str] = (run_dir / METRICS).open("a", encoding="utf-8")
         self._room = int(trajectories_mb * 1e6)
@@ -58,8 +60,17 @@ class Records:
             self._trajectories.flush()
         if self._tensorboard is not None:
             for name, value in metrics.items():
-                if isinstance(value, int | float) and name != "step":
+                if isinstance(value, int | float) and name != "step" and not name.startswith("eval/"):
                     self._tensorboard.add_scalar(name, value, metrics["step"])
+
+    def evaluation(self, line: dict[str, Any], metrics: dict[str, Any]) -> None:
+        """A line of evaluations.jsonl. TensorBoard shows the metrics at the version that was measured, not at the
+        update in whose line of metrics.jsonl they arrived."""
+        with (self._run_dir / EVALUATIONS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if self._tensorboard is not None:
+            for name, value in metrics.items():
+                self._tensorboard.add_scalar(name, value, line["version"])
 
     def close(self) -> None:
         self._metrics.close()
@@ -81,6 +92,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
+def _read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
+    path = run_dir / EVALUATIONS
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+
 def summarize(run_dir: Path, seconds: float, final_model: Path, recipe: Recipe) -> dict[str, Any]:
     """The figures of summary.json, from all lines of metrics.jsonl (a resumed run's earlier ones included).
 
@@ -89,6 +105,8 @@ def summarize(run_dir: Path, seconds: float, final_model: Path, recipe: Recipe) 
     ratio_chi2_peak are the largest value of any update over the median of all. What was never measured is null.
     """
     lines = read_metrics(run_dir)
+    evaluations = _read_evaluations(run_dir)
+    measured = [line for line in evaluations if "missing" not in line]
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
     tenth = max(1, len(rewards) // 10)
     return {
@@ -104,6 +122,9 @@ def summarize(run_dir: Path, seconds: float, final_model: Path, recipe: Recipe) 
         "dropped": sum(line["dropped"] for line in lines),
         "engine_tokens_per_s": _rate(lines, "tokens/sampled", "throughput/engine_tokens_per_s"),
         "learner_tokens_per_s": _rate(lines, "tokens/learner_rows", "throughput/learner_tokens_per_s"),
+        "evaluations": len(measured),
+        "evaluations_missing": len(evaluations) - len(measured),
+        "eval_reward": measured[-1]["reward"] if measured else None,
         "seconds": round(seconds, 1),
         "final_model": str(final_model),
         "aligned": recipe.aligned,

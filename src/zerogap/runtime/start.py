@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerogap import config
 from zerogap.config import Recipe, dump_recipe
 from zerogap.env.python_tool import tool_schemas
 from zerogap.env.stream import PromptStream
@@ -16,10 +17,9 @@ from zerogap.model.config import DecoderConfig
 from zerogap.model.turns import CannotRender, ChatTurns
 from zerogap.runtime.backend import RunSetup
 from zerogap.runtime.checkpoint import checkpoints, load_record
-from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
 from zerogap.runtime.observer import Observer
 from zerogap.runtime.prepare import prepare_model
-from zerogap.runtime.prompts import PromptSource, kv_tokens, max_prompt_tokens
+from zerogap.runtime.prompts import PromptSource, cache_tokens, max_prompt_tokens
 from zerogap.runtime.records import write_atomically
 from zerogap.trajectory import SamplingParams
 
@@ -38,13 +38,20 @@ class Start:
 
 def absolute_paths(recipe: Recipe) -> Recipe:
     """Worker processes may have another working directory."""
-    changes: dict[str, Any] = {}
-    for key in ("jsonl", "file"):
-        if (path := getattr(recipe.task, key)) is not None:
-            changes["task"] = recipe.task.model_copy(update={key: str(Path(path).absolute())})
+    changes: dict[str, Any] = {"task": _absolute_task(recipe.task)}
+    if recipe.evaluation.task is not None:
+        task = _absolute_task(recipe.evaluation.task)
+        changes["evaluation"] = recipe.evaluation.model_copy(update={"task": task})
     if recipe.model.path is not None:
         changes["model"] = recipe.model.model_copy(update={"path": str(Path(recipe.model.path).absolute())})
     return recipe.model_copy(update=changes)
+
+
+def _absolute_task(task: config.Task) -> config.Task:
+    paths = {
+        key: str(Path(getattr(task, key)).absolute()) for key in ("jsonl", "file") if getattr(task, key) is not None
+    }
+    return task.model_copy(update=paths)
 
 
 def check_inputs(recipe: Recipe) -> None:
@@ -98,12 +105,7 @@ def prepare_prompts(
         return turns.prompt(example.messages)
 
     rollout = recipe.rollout
-    page = page_bytes(recipe.engine_arithmetic, config.num_layers, config.shape, rollout.page_size)
-    pages = pages_in_budget(rollout, page)
-    if pages is None:
-        cache = kv_tokens(task, render, rollout, config.max_position_embeddings, recipe.task.turn_limit)
-    else:
-        cache = pages * rollout.page_size
+    cache = cache_tokens(recipe, config, task, render)
     prompts = PromptSource(
         task,
         PromptStream(len(task), recipe.seed),

@@ -17,8 +17,10 @@ from typing import Any
 from zerogap.config import Recipe
 from zerogap.env.task import make_task
 from zerogap.runtime.admission import Admission
-from zerogap.runtime.backend import Backend, FinishedGroup, RunSetup
+from zerogap.runtime.backend import Backend, FinishedGroup, RunSetup, Weights
 from zerogap.runtime.checkpoint import checkpoints, remove_leftovers
+from zerogap.runtime.evaluation.plan import Plan
+from zerogap.runtime.evaluation.training import Evaluations, Evaluator, InlineEvaluator, Outcome, prepare_evaluation
 from zerogap.runtime.folder import new_run_folder
 from zerogap.runtime.loop import run_loop
 from zerogap.runtime.observer import Observer
@@ -59,17 +61,22 @@ def train(
             remove_stored_weights(run_dir)
         with _driver_log(run_dir):
             prompts, setup = prepare_prompts(recipe, run_dir, task, start, observer)
+            evaluation = prepare_evaluation(setup) if recipe.evaluation.every else None
             if not recipe.aligned:
                 observer.warning(_not_aligned(recipe))
             observer.stage("starting engines and learner")
             backend = (build_backend or _default_backend(recipe))(setup)
+            evaluator = None
             try:
+                evaluator = None if evaluation is None else _evaluator(*evaluation)
                 observer.stage_end()
-                return _Run(setup, start, backend, prompts, observer, started, interrupted).run(updates)
+                return _Run(setup, start, backend, evaluator, prompts, observer, started, interrupted).run(updates)
             except KeyboardInterrupt:
                 observer.warning(_how_to_go_on(recipe, run_dir))
                 raise
             finally:
+                if evaluator is not None:
+                    evaluator.close()
                 backend.close()
                 remove_stored_weights(run_dir)
 
@@ -82,6 +89,7 @@ class _Run:
         setup: RunSetup,
         start: Start,
         backend: Backend,
+        evaluator: Evaluator | None,
         prompts: PromptSource,
         observer: Observer,
         started: float,
@@ -91,6 +99,8 @@ class _Run:
         self._start, self._started = start, started
         self._interrupted = interrupted
         self._backend, self._prompts, self._observer = backend, prompts, observer
+        self._evaluator = evaluator
+        self._evaluations: Evaluations | None = None
         self._warned_ages: set[str] = set()
         self._restarts = 0
         self._updates = 0
@@ -106,6 +116,10 @@ class _Run:
             recipe.logging.tensorboard,
             recipe.logging.trajectories_mb,
         )
+        final_model = self._run_dir / "final_model"
+        if self._evaluator is not None:
+            every = recipe.evaluation.every
+            self._evaluations = Evaluations(self._evaluator, every, updates, self._on_evaluation)
         try:
             run_loop(
                 self._backend,
@@ -117,17 +131,23 @@ class _Run:
                 self._on_update,
                 recipe.train.hold_lag,
             )
+            self._backend.save_model(final_model)
+            if self._evaluations is not None:
+                self._observer.stage("last evaluation")
+                self._evaluations.finish(recipe.runtime.timeout_s)
+                self._observer.stage_end()
         finally:
             self._records.close()
-        final_model = self._run_dir / "final_model"
-        self._backend.save_model(final_model)
         summary = summarize(self._run_dir, self._seconds(), final_model, recipe)
         write_atomically(self._run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
         self._observer.summary(summary)
         return summary
 
-    def _on_update(self, version: int, metrics: dict[str, Any], groups: list[FinishedGroup]) -> None:
+    def _on_update(self, weights: Weights, metrics: dict[str, Any], groups: list[FinishedGroup]) -> None:
+        version = weights.version
         line = {"step": version, "version": version} | metrics
+        if self._evaluations is not None:
+            line |= self._evaluations.after_update(weights)
         self._records.step(line, groups)
         self._observer.step(line)
         self._warn(line)
@@ -138,6 +158,11 @@ class _Run:
             self._save(*cursor)
         if self._interrupted.is_set():
             raise KeyboardInterrupt
+
+    def _on_evaluation(self, outcome: Outcome) -> None:
+        self._records.evaluation(outcome.line(), outcome.metrics())
+        if outcome.figures is None:
+            self._observer.warning(f"the evaluation of version {outcome.version} is missing: {outcome.missing}")
 
     def _save(self, position: int, skipped: int) -> None:
         record = {
@@ -203,6 +228,15 @@ def _default_backend(recipe: Recipe) -> BuildBackend:
     from zerogap.runtime.ray_backend import RayBackend
 
     return RayBackend
+
+
+def _evaluator(setup: RunSetup, plan: Plan) -> Evaluator:
+    """On Ray, which runs by now, in another process; imported here as the backend is."""
+    if setup.recipe.runtime.driver == "inline":
+        return InlineEvaluator(setup, plan)
+    from zerogap.runtime.evaluation.on_ray import RayEvaluator
+
+    return RayEvaluator(setup, plan)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Sampling N answers per prompt with one version of the weights, and what follows from them."""
