@@ -109,6 +109,16 @@ def test_eval_samples_as_the_recipe_does_unless_told_otherwise(
     ]
 
 
+def test_eval_with_the_python_tool(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", "--model", str(model), "--limit", "2", "--max-new-tokens", "4", "--tools", "python"]
+    data = tmp_path / "sums.jsonl"
+    data.write_text('{"question": "1 + 1 = ?", "answer": "2"}\n')
+    assert main([*command, "--data", str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompts"] == 1
+    assert main([*command, "--recipe", str(Path(__file__).parents[2] / "recipes" / "tiny.yaml")]) == 2
+    assert "--tools belongs to --task or --data" in capsys.readouterr().err
+
+
 def test_eval_skips_and_counts_long_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "data.jsonl"
     lines = [{"question": "1 + 1 = ", "answer": "2"}, {"question": "1 + " * 200, "answer": "200"}]

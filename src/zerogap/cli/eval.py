@@ -38,6 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("eval", "pass@k of a model on a task, of one version of its weights.", EXAMPLES)
     parser.add_argument("--model", required=True, metavar="DIR", help="a Hugging Face model folder")
     add_task_arguments(parser)
+    parser.add_argument(
+        "--tools", choices=("python",), help="let the model run Python before it answers (a recipe says it itself)"
+    )
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers per prompt (default 1)")
     parser.add_argument(
         "--k", type=int, nargs="+", metavar="K", help="pass@k for these k, at most N (default 1, 2, 4, ... up to N)"
@@ -91,8 +94,13 @@ def run(args: argparse.Namespace) -> int:
 def _recipe(args: argparse.Namespace) -> Recipe:
     """Sampling and arithmetic as the recipe has them, where the command line does not say otherwise."""
     from zerogap.config import load_recipe, parse_recipe
+    from zerogap.config.tools import Tools
 
     task = task_from_arguments(args, seed_offset=1)
+    if args.tools is not None:
+        if args.recipe is not None:
+            raise BadInput("--tools belongs to --task or --data; with --recipe the recipe's task.tools says it")
+        task = task.model_copy(update={"tools": Tools.model_validate({})})
     if args.recipe is None:
         model = {"path": args.model, "dtype": "float32"}
         recipe = parse_recipe({"name": "eval", "model": model, "task": task.model_dump()})
