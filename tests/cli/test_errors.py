@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -264,7 +263,5 @@ def test_help_and_errors_load_nothing_heavy() -> None:
         "heavy = [m for m in ('torch', 'ray', 'transformers', 'rich', 'reasoning_gym') if m in sys.modules]\n"
         "print(json.dumps([codes, heavy]))\n"
     )
-    began = time.monotonic()
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout.splitlines()[-1]) == [[0, 2], []]
-    assert time.monotonic() - began < 5  # 0.3 s on an idle core
