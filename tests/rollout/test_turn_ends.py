@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests.helpers import same_bits, tiny_decoder
 from tests.rollout.builders import bits, drain, request
 from tests.rollout.caller import parked
 from tests.rollout.hash_decoder import HashDecoder
 from tests.rollout.test_stops import LetterTokenizer
 from tests.rollout.test_weight_updates import spans, weights
+from zerogap.learner.packing import score
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
 from zerogap.rollout.engine import ContextFull
 
@@ -111,3 +114,24 @@ def test_what_cannot_go_on_is_refused_and_nothing_changes() -> None:
         engine.extend(0, 0, [1])
     (other,) = [t for t in drain(engine) if t.group_id == 0]
     assert other.token_ids[:10] == [*turn.token_ids, 1]
+
+
+@pytest.mark.parametrize("owned", [50, 61])
+def test_a_padded_head_over_two_turns(owned: int) -> None:
+    """Field case 9: ids that the tokenizer does not own are sampled in no turn, however likely, and the learner leaves
+    them out, too: recorded logprobs have its bits. With all 61 owned, the likely id is sampled."""
+    decoder = tiny_decoder(eos=(), vocab_size=61, tie_word_embeddings=False)
+    decoder.vocab = owned
+    changed = {name: tensor.clone() for name, tensor in decoder.snapshot().items()}
+    changed["head"][55] = 4 * changed["head"][7]
+    decoder.load_snapshot(changed)
+    engine = EmbeddedEngine(decoder, None, EngineConfig(max_running=8, page_size=8))
+    engine.submit(request(0, [1, 2, 3], n=8, new=6, interactive=True))
+    for trajectory in drain(engine):
+        engine.extend(0, trajectory.sample_index, [4, 5])
+    done = drain(engine)
+    sampled = {token for trajectory in done for token in trajectory.sampled_token_ids}
+    assert (55 in sampled) == (owned == 61) and max(sampled) < owned
+    for trajectory, scored_N in zip(done, score(decoder, done, 64), strict=True):
+        recorded = [p for p, mask in zip(trajectory.logprobs, trajectory.loss_mask, strict=True) if mask]
+        assert len(recorded) == 12 and same_bits(torch.tensor(recorded), scored_N)
