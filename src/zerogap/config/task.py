@@ -66,8 +66,6 @@ class Task(Section):
             raise ValueError("params belong to name (reasoning-gym), file or verifiers, not to jsonl")
         if self.file is None and self.tools is None and self.max_turns is not None:
             raise ValueError(f"max_turns {self.max_turns}: an episode of {given[0]} has one turn; remove the key")
-        if self.verifiers is not None and (self.system_prompt or self.instruction):
-            raise ValueError("system_prompt and instruction belong to questions; a verifiers taskset has messages")
         if self.tools is not None and self.call_timeout_s <= MOST_CALLS * self.tools.seconds:
             raise ValueError(
                 f"call_timeout_s {self.call_timeout_s:g} must be above {MOST_CALLS} calls of tools.seconds "

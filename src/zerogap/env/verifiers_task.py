@@ -32,7 +32,15 @@ class VerifiersTask:
         self._tasks = list(taskset if taskset.bounded else taskset.take(settings.size))
         if not self._tasks:
             raise TaskError(f"task.verifiers {self._name!r} yields no task")
-        self._check(self._tasks[0])
+        for task in self._tasks:  # a taskset may mix kinds
+            self._check(task)
+        if settings.system_prompt is not None or settings.instruction is not None:
+            whole = next((i for i, task in enumerate(self._tasks) if not isinstance(task.data.prompt, str)), None)
+            if whole is not None:
+                raise TaskError(
+                    f"task.system_prompt and task.instruction are put around questions, but task {whole} of verifiers "
+                    f"{self._name!r} brings whole messages; remove the keys"
+                )
 
     def __len__(self) -> int:
         return len(self._tasks)
