@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 # Why the last turn ended; "turns": an environment's limit of turns, which no engine knows of.
 FinishReason = Literal["eos", "stop_string", "length", "context", "turns"]
+Message = dict[str, str]  # of a chat: {"role", "content"}, both texts
 NOT_SAMPLED = -1  # the version of a token that no weights produced (of a prompt, of a tool)
 
 
@@ -116,3 +117,8 @@ class Trajectory:
         sampling = record.pop("sampling")
         sampling["stop"] = tuple(sampling["stop"])
         return Trajectory(sampling=SamplingParams(**sampling), **record)
+
+
+def error_class(error: str) -> str:
+    """What a Trajectory.error is counted by: an exception's name, or timeout, crashed, lost."""
+    return error.partition(":")[0]

@@ -13,7 +13,8 @@ from typing import Any
 
 from zerogap.env.environment import Step
 from zerogap.env.host import MakeEnvironment
-from zerogap.env.task import Example, Message, TaskError
+from zerogap.env.task import Example, TaskError
+from zerogap.trajectory import Message
 
 
 def example(payload: Any = None, prompt_id: int = 0) -> Example:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zerogap.config import CreateModel
 from zerogap.kernels.rows import RowBatch
 from zerogap.model import load_decoder
-from zerogap.model.chat import load_tokenizer, render_prompt
+from zerogap.model.chat import load_tokenizer
 from zerogap.model.create import EOS, _character_tokenizer, create_model
 from zerogap.model.turns import ChatTurns
 
@@ -50,13 +50,13 @@ def test_a_turn_costs_two_tokens_beside_its_text(folder):
     tokenizer = load_tokenizer(folder)
     question = [{"role": "user", "content": "12 + 34"}]
     spelled = tokenizer.encode("12 + 34", add_special_tokens=False)
-    prompt = render_prompt(tokenizer, question)
+    prompt = ChatTurns(tokenizer).prompt(question)
     assert prompt[0] == tokenizer.bos_token_id and prompt[1:-1] == spelled and tokenizer.decode(prompt[-1:]) == "\n"
     ids, mask = ChatTurns(tokenizer).solution(question, "46")[0]
     assert ids[: len(prompt)] == prompt and ids[-1] == tokenizer.convert_tokens_to_ids(EOS)
     assert mask == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
     turns = [*question, {"role": "assistant", "content": "46"}, *question]
-    assert render_prompt(tokenizer, turns) == ids + prompt[1:]
+    assert ChatTurns(tokenizer).prompt(turns) == ids + prompt[1:]
 
 
 def test_characters_have_one_token_each_and_others_are_unknown(tmp_path):

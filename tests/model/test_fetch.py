@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from zerogap.model import fetch, load_decoder
-from zerogap.model.chat import load_tokenizer, render_prompt
+from zerogap.model.chat import load_tokenizer
 from zerogap.model.fetch import FetchError, Source, cache_folder, fetch_model
+from zerogap.model.turns import ChatTurns
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, INNER = 64, 4, 2, 1, 96
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789abcdeht", "Ġ", "Ċ", "th", "the", "Ġthe"]
@@ -125,7 +126,7 @@ def test_the_tokenizer_splits_digits_and_merges_words(tiny, tmp_path):
     ids = tokenizer.encode("the the 10", add_special_tokens=False)
     assert [TOKENS[i] for i in ids] == ["the", "Ġthe", "Ġ", "1", "0"]
     assert tokenizer.decode(ids) == "the the 10"
-    assert render_prompt(tokenizer, [{"role": "user", "content": "the"}]) == [1, TOKENS.index("the"), 2]
+    assert ChatTurns(tokenizer).prompt([{"role": "user", "content": "the"}]) == [1, TOKENS.index("the"), 2]
     assert tokenizer.eos_token == "<|im_end|>"
 
 
@@ -177,7 +178,7 @@ def test_smollm2_speaks_english():
     assert tokenizer.decode(ids[0]) == PARAGRAPH
     with torch.no_grad():
         assert model(ids, labels=ids).loss.exp().item() < 30
-    prompt = render_prompt(tokenizer, [{"role": "user", "content": "What is the capital of France?"}])
+    prompt = ChatTurns(tokenizer).prompt([{"role": "user", "content": "What is the capital of France?"}])
     answer = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0, len(prompt) :]
     assert "Paris" in tokenizer.decode(answer)
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == answer[-1].item()

@@ -16,15 +16,17 @@ from zerogap.env import make
 from zerogap.env.environment import EpisodeError, Step
 from zerogap.env.host import Answer
 from zerogap.env.local_host import LocalHost
-from zerogap.env.task import Example, Message
+from zerogap.env.task import Example
 from zerogap.model.chat import load_tokenizer
 from zerogap.runtime.backend import RunSetup
 from zerogap.runtime.inline import InlineBackend, build_inline_backend
 from zerogap.runtime.train import train
+from zerogap.trajectory import Message
 
 STOPS = list("01234")  # random weights seldom end a turn by themselves
 FORGETS = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ eos_token }}"
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] + eos_token }}"
     "{% else %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
 )
 

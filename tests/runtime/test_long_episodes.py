@@ -10,9 +10,10 @@ from tests.runtime.support import TASK, tiny_recipe, trajectories
 from zerogap.config import CreateModel, Task
 from zerogap.env import make
 from zerogap.env.environment import Step
-from zerogap.env.task import Example, Message, make_task
+from zerogap.env.task import Example, make_task
 from zerogap.runtime.prepare import create_for_task
 from zerogap.runtime.train import train
+from zerogap.trajectory import Message
 
 CONTEXT = 16_384
 TOOL_TEXT = 4_000  # characters, one token each

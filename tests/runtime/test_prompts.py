@@ -8,7 +8,8 @@ from zerogap.config import Rollout
 from zerogap.env.stream import PromptStream
 from zerogap.env.task import Example
 from zerogap.runtime.backend import RunFailed
-from zerogap.runtime.prompts import PromptSource, epoch_seed, kv_tokens, max_prompt_tokens
+from zerogap.runtime.kv_memory import default_pages
+from zerogap.runtime.prompts import PromptSource, epoch_seed, max_prompt_tokens
 from zerogap.trajectory import SamplingParams
 
 
@@ -87,7 +88,8 @@ def test_longest_prompt_is_what_the_engine_accepts() -> None:
 
 def test_default_cache_holds_all_running_sequences() -> None:
     rollout = Rollout(max_new_tokens=10, max_running=4, page_size=8)
-    assert kv_tokens(Numbers(10), render, rollout, context=128, turns=1) == 128  # one of full length
-    assert kv_tokens(Numbers(60), render, rollout, context=128, turns=1) == 4 * 72  # 4 of 60 + 10, in whole pages
-    assert kv_tokens(Numbers(60), render, rollout, context=100_000, turns=1) == 8192
-    assert kv_tokens(Numbers(60), render, rollout, context=128, turns=2) == 4 * 96
+    assert default_pages(rollout, prompt_tokens=10, context=128, turns=1) == 16  # one of full length
+    assert default_pages(rollout, prompt_tokens=60, context=128, turns=1) == 4 * 9  # 4 of 60 + 10, in whole pages
+    assert default_pages(rollout, prompt_tokens=60, context=100_000, turns=1) == 8192 // 8
+    assert default_pages(rollout, prompt_tokens=60, context=128, turns=2) == 4 * 12
+    assert default_pages(rollout, prompt_tokens=60, context=256, turns=9) == 4 * 14  # a usual episode has 3 turns

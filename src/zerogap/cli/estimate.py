@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zerogap.cli.model_size import ModelSize
+from zerogap.cli.model_size import ASSUMED_PROMPT_TOKENS, ModelSize
 from zerogap.config import Recipe
-from zerogap.config.task import USUAL_TURNS
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = 450 << 20  # one Python process with torch and Ray loaded (measured: 0.4 to 0.5 GB)
-ASSUMED_PROMPT_TOKENS = 128  # the run itself measures the task's prompts; see runtime/prompts.py
 
 
 @dataclass(frozen=True)
@@ -80,12 +78,8 @@ def estimate_needs(recipe: Recipe) -> Needs:
     weights = size.parameters * width
 
     turns = recipe.task.turn_limit
-    usual_turns = min(turns, USUAL_TURNS)  # as in prompts.kv_tokens
-    longest = min(size.context, ASSUMED_PROMPT_TOKENS + (2 * usual_turns - 1) * rollout.max_new_tokens)
+    longest = min(size.context, ASSUMED_PROMPT_TOKENS + turns * rollout.max_new_tokens)
     page, kv_pages = size.kv_budget(recipe)
-    if kv_pages is None:
-        usual, full = (-(-tokens // rollout.page_size) for tokens in (longest, min(size.context, 8192)))
-        kv_pages = max(rollout.max_running * usual, full)
     kv_cache = kv_pages * page
     engine = recipe.engine_arithmetic
     engine_weights = size.parameters * BYTES[engine.dtype]

@@ -10,6 +10,7 @@ from zerogap.bench.models import SHAPES
 from zerogap.cli.preflight import read_model_config
 from zerogap.config import CreateModel, Recipe
 
+ASSUMED_PROMPT_TOKENS = 128  # the run itself measures the task's prompts; see runtime.prompts.prompt_rules
 CHARACTER_VOCABULARY = 64  # a character tokenizer's rough size, before the task's text has been read
 SMOLLM2_135M = SHAPES["smollm2"] | {"max_position_embeddings": 8192, "tie_word_embeddings": True}
 
@@ -61,14 +62,17 @@ class ModelSize:
             config = {**config, "max_position_embeddings": model.max_position_embeddings}
         return ModelSize.from_config(config)
 
-    def kv_budget(self, recipe: Recipe) -> tuple[int, int | None]:
-        """(bytes of a page of KV cache, pages in rollout.kv_cache_mb or None). RecipeError when those are too few."""
+    def kv_budget(self, recipe: Recipe) -> tuple[int, int]:
+        """(bytes of a page of KV cache, pages). RecipeError when rollout.kv_cache_mb holds too few."""
         from zerogap.kernels import AttentionShape
-        from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
+        from zerogap.runtime.kv_memory import default_pages, page_bytes, pages_in_budget
 
         shape = AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim)
         page = page_bytes(recipe.engine_arithmetic, self.layers, shape, recipe.rollout.page_size)
-        return page, pages_in_budget(recipe.rollout, page)
+        pages = pages_in_budget(recipe.rollout, page)
+        if pages is None:
+            pages = default_pages(recipe.rollout, ASSUMED_PROMPT_TOKENS, self.context, recipe.task.turn_limit)
+        return page, pages
 
 
 def _created(spec: CreateModel) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from zerogap.config.section import Section
 from zerogap.config.tools import MOST_CALLS, Tools
 
 DEFAULT_TURNS = 16
-USUAL_TURNS = 3  # what a KV cache is sized for; of longer episodes some wait or are prefilled again
 
 
 class Task(Section):

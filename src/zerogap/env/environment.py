@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from zerogap.env.task import Example, GradeError, Message
+from zerogap.env.task import Example, GradeError
+from zerogap.trajectory import Message
 
 ROLES = ("system", "user", "tool")  # what an environment may say; the assistant's words are the policy's
 

@@ -15,9 +15,10 @@ from zerogap import config
 from zerogap.env.environment import is_message
 from zerogap.env.host import MakeEnvironment
 from zerogap.env.single_turn import SingleTurn
-from zerogap.env.task import Example, GradeError, Message, TaskError, Wording
+from zerogap.env.task import Example, GradeError, TaskError, Wording
 from zerogap.env.turn_limit import TurnLimit
 from zerogap.env.user_file import UserFile, check_known, taken
+from zerogap.trajectory import Message
 
 _METHODS = {"reset": ("self", "example"), "step": ("self", "action"), "close": ("self",)}
 _ITEM_KEYS = ("question", "messages", "payload", "solution")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zerogap.env.environment import Environment, EpisodeError, Step
-from zerogap.env.task import Example, Message
+from zerogap.env.task import Example
+from zerogap.trajectory import Message
 
 Episode = tuple[int, int, int]  # group_id, sample_index, attempt
 

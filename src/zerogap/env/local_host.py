@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from zerogap.env.environment import Environment, EpisodeError, Step, checked_reset, checked_step
 from zerogap.env.host import Answer, Episode, Load, over_limit
-from zerogap.env.task import Example, Message
+from zerogap.env.task import Example
+from zerogap.trajectory import Message
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

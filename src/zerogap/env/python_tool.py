@@ -13,9 +13,10 @@ from zerogap import config
 from zerogap.config.tools import MOST_CALLS, Tools
 from zerogap.env.environment import Step
 from zerogap.env.host import MakeEnvironment
-from zerogap.env.task import Example, Message, Task
+from zerogap.env.task import Example, Task
 from zerogap.env.tool_calls import PYTHON_SCHEMA, ToolCall, tool_calls
 from zerogap.env.tools.interface import Limits, PythonBackend, PythonSession
+from zerogap.trajectory import Message
 
 NOTHING_PRINTED = "(no output)"
 TOO_MANY = f"(not run: at most {MOST_CALLS} calls in a turn)"

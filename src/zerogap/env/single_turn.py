@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from zerogap.env.environment import Step
-from zerogap.env.task import Example, Message, Task
+from zerogap.env.task import Example, Task
+from zerogap.trajectory import Message
 
 
 class SingleTurn:

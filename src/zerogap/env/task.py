@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from zerogap import config
-
-Message = dict[str, str]  # {"role", "content"}, both texts
+from zerogap.trajectory import Message
 
 
 class TaskError(ValueError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from zerogap.env.environment import Environment, Step, checked_step
-from zerogap.env.task import Example, Message
+from zerogap.env.task import Example
+from zerogap.trajectory import Message
 
 
 class TurnLimit:

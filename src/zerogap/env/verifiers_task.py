@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from zerogap import config
 from zerogap.env.environment import Step, is_message
 from zerogap.env.host import MakeEnvironment
-from zerogap.env.task import Example, GradeError, Message, TaskError, Wording
+from zerogap.env.task import Example, GradeError, TaskError, Wording
+from zerogap.trajectory import Message
 
 
 class VerifiersTask:

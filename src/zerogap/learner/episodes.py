@@ -19,6 +19,10 @@ class Episode:
         return self.segments[-1].reward
 
     @property
+    def error(self) -> str | None:
+        return self.segments[-1].error
+
+    @property
     def truncated(self) -> bool:
         return self.segments[-1].truncated
 

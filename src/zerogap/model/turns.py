@@ -8,12 +8,13 @@ earlier turns (drops their thinking) has no bridge; then the next turn begins a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
 
-from zerogap.model.chat import Message, render_text
 from zerogap.model.checkpoint import CheckpointError
+from zerogap.trajectory import Message
 
 # Stands for the answer; what follows it in a rendered chat follows the answer.
 _ANSWER = "zerogap:answer:5d0f"
@@ -25,6 +26,16 @@ class CannotRender(ValueError):
 
 
 Supervised = tuple[list[int], list[int]]  # token ids, loss mask
+
+
+@dataclass(frozen=True)
+class NextTurn:
+    """How a chat goes on. appended: ids follow the sampled ones; else they are the prompt of a new segment.
+    chat: the messages that the policy has read by then."""
+
+    ids: list[int]
+    appended: bool
+    chat: list[Message]
 
 
 class ChatTurns:
@@ -47,21 +58,25 @@ class ChatTurns:
         text: str = self._tokenizer.decode(list(sampled), skip_special_tokens=True)
         return text
 
-    def bridge(self, messages: Sequence[Message], sampled: Sequence[int], observation: Sequence[Message]) -> list[int]:
-        """Ids to append after a turn's sampled ids, so that the policy reads `observation` and speaks again.
-        Raises CannotRender where the chat template has no place for that.
+    def next_turn(self, chat: Sequence[Message], sampled: Sequence[int], observation: Sequence[Message]) -> NextTurn:
+        """What the policy reads between the turn whose ids it sampled, after `chat`, and its next one.
 
-        messages: the chat before the turn. An end mark that the policy sampled itself is not repeated; where it sampled
-        none (a stop string ended the turn), the template's own end mark comes first.
+        Raises CannotRender where the chat template has no place for the observation.
         """
+        answer = self._plain({"role": "assistant", "content": self.text(sampled)})
+        seen = [self._plain(message) for message in observation]
+        appended = all(self.append_only(message["role"]) for message in seen)
+        after = [*chat, answer, *seen]
+        return NextTurn(self._bridge(chat, sampled, seen) if appended else self.prompt(after), appended, after)
+
+    def _bridge(self, messages: Sequence[Message], sampled: Sequence[int], seen: Sequence[Message]) -> list[int]:
+        """Ids to append. An end mark that the policy sampled itself is not repeated; where it sampled none (a stop
+        string ended the turn), the template's own end mark comes first."""
         answer = _ANSWER
-        while any(answer in message["content"] for message in (*messages, *observation)):
+        while any(answer in message["content"] for message in (*messages, *seen)):
             answer += ":"
-        chat = [*messages, {"role": "assistant", "content": answer}, *map(self.plain, observation)]
-        text = self._render(chat)
-        _, found, after = text.rpartition(answer)
-        if not found:
-            raise CannotRender("the chat template leaves the assistant's turn out, so there is nothing to continue")
+        chat = [*messages, {"role": "assistant", "content": answer}, *seen]
+        after = _behind(answer, self._render(chat))
         if sampled[-1] in self._tokenizer.all_special_ids:
             after = after.removeprefix(self._tokenizer.decode([sampled[-1]], skip_special_tokens=False))
         ids = self._encode(after)
@@ -85,17 +100,15 @@ class ChatTurns:
         for answer, shown in _answers(turns):
             said = [*self._encode(answer["content"]), end]
             ids, mask = ids + said, mask + [1] * len(said)
-            if shown and all(self.append_only(message["role"]) for message in shown):
-                between = self.bridge(chat, said, shown)
-                ids, mask = ids + between, mask + [0] * len(between)
-            elif shown:
-                segments.append((ids, mask))
-                ids = self.prompt([*chat, self.plain(answer), *map(self.plain, shown)])
-                mask = [0] * len(ids)
-            chat += [self.plain(answer), *map(self.plain, shown)]
+            if shown:
+                following = self.next_turn(chat, said, shown)
+                if not following.appended:
+                    segments.append((ids, mask))
+                    ids, mask = [], []
+                ids, mask, chat = ids + following.ids, mask + [0] * len(following.ids), following.chat
         return [*segments, (ids, mask)]
 
-    def plain(self, message: Message) -> Message:
+    def _plain(self, message: Message) -> Message:
         """The message without control tokens in its text: a tool that spells one could end its turn and go on as the
         assistant. Of an answer the added tokens that are not special stay, as <tool_call> and <think> may be."""
         content = message["content"]
@@ -105,11 +118,13 @@ class ChatTurns:
         return {**message, "content": content}
 
     def append_only(self, role: str) -> bool:
-        """Whether earlier turns, thinking included, stay as they were said once a message of this role follows."""
+        """Whether earlier turns, thinking included, stay as they were said once a message of this role follows. Raises
+        CannotRender where the chat template has no place for such a message, or for what the policy said."""
         if role not in self._append_only:
             question: Message = {"role": "user", "content": "question"}
             said: Message = {"role": "assistant", "content": _THINKING + _ANSWER}
             text = self._render([question, said, {"role": role, "content": "seen"}])
+            _behind(_ANSWER, text)
             opening = self._render([question])
             # A generation prompt may already open the thinking; then the policy's own text begins behind it.
             whole = opening + said["content"], opening + said["content"].removeprefix("<think>\n")
@@ -117,15 +132,29 @@ class ChatTurns:
         return self._append_only[role]
 
     def _render(self, messages: Sequence[Message]) -> str:
+        """With the generation prompt; without a chat template, the contents one after another."""
+        if not self._tokenizer.chat_template:
+            return "".join(message["content"] for message in messages)
         try:
-            return render_text(self._tokenizer, messages, self._tools)
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=self._tools or None, tokenize=False, add_generation_prompt=True
+            )
         except TemplateError as error:  # a template may refuse a role, or an order of roles
             roles = ", ".join(message["role"] for message in messages)
             raise CannotRender(f"the chat template refuses messages of the roles {roles}: {error}") from error
+        return text
 
     def _encode(self, text: str) -> list[int]:
+        # verbose=False: what is longer than the context is the caller's to count, not transformers' to warn of.
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
+
+
+def _behind(answer: str, text: str) -> str:
+    _, found, after = text.rpartition(answer)
+    if not found:
+        raise CannotRender("the chat template leaves the assistant's turn out, so there is nothing to continue")
+    return after
 
 
 def _answers(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from zerogap.env.environment import EpisodeError, Step
 from zerogap.env.host import Episode
-from zerogap.env.task import Example, Message
+from zerogap.env.task import Example
 from zerogap.model.turns import ChatTurns
-from zerogap.trajectory import FinishReason, GroupRequest, Trajectory
+from zerogap.trajectory import FinishReason, GroupRequest, Message, Trajectory
 
 
 @dataclass
@@ -26,13 +26,16 @@ class EpisodeState:
     sample_index: int
     attempt: int = 0
     failures: int = 0
-    chat: list[Message] = field(default_factory=list)
+    chat: list[Message] = field(init=False)
     ended: list[Trajectory] = field(default_factory=list)
     turn: Trajectory | None = None
     said: list[int] = field(default_factory=list)
     reward: float = 0.0
     turns: int = 0
     info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chat = self.example.messages
 
     @property
     def key(self) -> Episode:
@@ -53,7 +56,7 @@ class EpisodeState:
     def begin_again(self) -> None:
         """From the first turn, as the next attempt; nothing of this one is kept."""
         self.attempt += 1
-        self.chat, self.ended, self.turn, self.said = list(self.example.messages), [], None, []
+        self.chat, self.ended, self.turn, self.said = self.example.messages, [], None, []
         self.reward, self.turns, self.info = 0.0, 0, {}
 
     def finished(self, reason: FinishReason, error: EpisodeError | None, turns: ChatTurns) -> list[Trajectory]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from zerogap.learner.episodes import grouped_episodes
 from zerogap.runtime.backend import FinishedGroup, RunFailed
+from zerogap.trajectory import error_class
 
 
 def error_statistics(groups: Sequence[FinishedGroup], most: float) -> dict[str, float]:
@@ -13,9 +15,10 @@ def error_statistics(groups: Sequence[FinishedGroup], most: float) -> dict[str, 
 
     Raises RunFailed when more than the share `most` of them has an error (task.max_error_share).
     """
-    episodes = {(t.group_id, t.sample_index): t.error for group in groups for t in group.trajectories}
-    errors = [error for error in episodes.values() if error is not None]
-    classes = Counter(error.partition(":")[0] for error in errors)
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    episodes = [episode for group in grouped_episodes(trajectories) for episode in group]
+    errors = [episode.error for episode in episodes if episode.error is not None]
+    classes = Counter(map(error_class, errors))
     if len(errors) > most * len(episodes):
         counts = ", ".join(f"{count} {kind}" for kind, count in classes.most_common())
         raise RunFailed(

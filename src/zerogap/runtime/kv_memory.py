@@ -10,6 +10,7 @@ from zerogap.config import Arithmetic, RecipeError, Rollout
 from zerogap.kernels import AttentionShape, get_kernels
 
 MEGABYTE = 1_000_000
+USUAL_TURNS = 3  # longer episodes are rare: some may wait, or be prefilled again
 
 
 def page_bytes(engine: Arithmetic, layers: int, shape: AttentionShape, page_size: int) -> int:
@@ -33,3 +34,16 @@ def pages_in_budget(rollout: Rollout, bytes_per_page: int) -> int | None:
             "max_new_tokens"
         )
     return pages
+
+
+def default_pages(rollout: Rollout, prompt_tokens: int, context: int, turns: int) -> int:
+    """Pages without a budget: room for max_running sequences with such a prompt, and for one of full length up to 8,192
+    tokens (an unusually long one then waits for others; it is not refused).
+
+    turns: most turns of an episode. A usual one is taken to have USUAL_TURNS at most; after all but the last, as much
+    may be shown to the policy as it says.
+    """
+    answers = 2 * min(turns, USUAL_TURNS) - 1
+    usual = min(prompt_tokens + answers * rollout.max_new_tokens, context)
+    usual_pages, full_pages = (-(-tokens // rollout.page_size) for tokens in (usual, min(context, 8192)))
+    return max(rollout.max_running * usual_pages, full_pages)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from zerogap.config import Recipe, Rollout
-from zerogap.config.task import USUAL_TURNS
+from zerogap.env.python_tool import tool_schemas
 from zerogap.env.task import Example, Task
+from zerogap.model.chat import load_tokenizer
+from zerogap.model.checkpoint import read_json
 from zerogap.model.config import DecoderConfig
+from zerogap.model.turns import ChatTurns
 from zerogap.runtime.backend import Item, RunFailed
-from zerogap.runtime.kv_memory import page_bytes, pages_in_budget
+from zerogap.runtime.kv_memory import default_pages, page_bytes, pages_in_budget
 from zerogap.trajectory import GroupRequest, SamplingParams
 
 PROMPTS_MEASURED = 64  # how many prompts are rendered to size the KV cache
@@ -89,32 +93,34 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} epoch {epoch}".encode()).digest()[:8], "big") >> 1
 
 
-def cache_tokens(recipe: Recipe, config: DecoderConfig, task: Task, render: Callable[[Example], list[int]]) -> int:
-    """Size of an engine's KV cache: what rollout.kv_cache_mb holds, or the default. RecipeError when not even one
-    answer fits."""
+@dataclass(frozen=True)
+class PromptRules:
+    """What follows from recipe, model and task for every prompt. longest: most tokens of one. kv_tokens: size of an
+    engine's KV cache."""
+
+    turns: ChatTurns
+    longest: int
+    kv_tokens: int
+    sampling: SamplingParams
+
+    def render(self, example: Example) -> list[int]:
+        return self.turns.prompt(example.messages)
+
+
+def prompt_rules(recipe: Recipe, model_folder: Path, task: Task) -> PromptRules:
+    """RecipeError when the KV cache of rollout.kv_cache_mb holds no answer."""
     rollout = recipe.rollout
-    page = page_bytes(recipe.engine_arithmetic, config.num_layers, config.shape, rollout.page_size)
+    turns = ChatTurns(load_tokenizer(model_folder), tool_schemas(recipe.task))
+    model = DecoderConfig.from_hf(read_json(model_folder, "config.json"))
+    page = page_bytes(recipe.engine_arithmetic, model.num_layers, model.shape, rollout.page_size)
     pages = pages_in_budget(rollout, page)
     if pages is None:
-        return kv_tokens(task, render, rollout, config.max_position_embeddings, recipe.task.turn_limit)
-    return pages * rollout.page_size
-
-
-def kv_tokens(task: Task, render: Callable[[Example], list[int]], rollout: Rollout, context: int, turns: int) -> int:
-    """Default size of an engine's KV cache: room for max_running sequences as long as the first prompts suggest, and
-    for one of full length up to 8,192 tokens (an unusually long one then waits for others; it is not refused).
-
-    turns: most turns of an episode. A usual one is taken to have USUAL_TURNS at most; after all but the last, as much
-    may be shown to the policy as it says.
-    """
-    turns = min(turns, USUAL_TURNS)
-    longest = max(len(render(task.example(index))) for index in range(min(len(task), PROMPTS_MEASURED)))
-
-    def in_pages(tokens: int) -> int:
-        return -(-tokens // rollout.page_size) * rollout.page_size
-
-    usual = in_pages(min(longest + (2 * turns - 1) * rollout.max_new_tokens, context))
-    return max(rollout.max_running * usual, in_pages(min(context, 8192)))
+        first = (turns.prompt(task.example(index).messages) for index in range(min(len(task), PROMPTS_MEASURED)))
+        longest = max(map(len, first))
+        pages = default_pages(rollout, longest, model.max_position_embeddings, recipe.task.turn_limit)
+    kv_tokens = pages * rollout.page_size
+    sampling = SamplingParams(rollout.max_new_tokens, rollout.temperature, tuple(rollout.stop), recipe.seed)
+    return PromptRules(turns, max_prompt_tokens(rollout, model.max_position_embeddings, kv_tokens), kv_tokens, sampling)
 
 
 def max_prompt_tokens(rollout: Rollout, context: int, cache_tokens: int) -> int:

@@ -38,7 +38,7 @@ class RolloutWorker:
     retries: how often an episode whose environment failed begins again, before it is given up as an error.
     """
 
-    def __init__(self, engine: Engine, host: Host, turns: ChatTurns, retries: int = 0) -> None:
+    def __init__(self, engine: Engine, host: Host, turns: ChatTurns, retries: int) -> None:
         self.engine = engine
         self._host = host
         self._turns = turns
@@ -54,8 +54,7 @@ class RolloutWorker:
             self.engine.submit(replace(request, interactive=True))
             self._done[request.group_id] = []
             for index in range(request.n):
-                state = EpisodeState(request, example, index, chat=list(example.messages))
-                self._episodes[request.group_id, index] = state
+                self._episodes[request.group_id, index] = EpisodeState(request, example, index)
 
     def publish(self, weights: Weights) -> None:
         """Take over a complete set of weights between two steps.
@@ -107,11 +106,15 @@ class RolloutWorker:
         """Ask the environment; an episode is reset with its first turn, so that a queued one holds nothing."""
         state = self._episodes[trajectory.group_id, trajectory.sample_index]
         state.end_turn(trajectory)
-        self._asked.add((trajectory.group_id, trajectory.sample_index))
         if state.turns == 1:
             self._host.reset(state.key, state.example)
+            self._asked.add(state.key[:2])
         else:
-            self._host.step(state.key, self._turns.text(state.said))
+            self._ask(state)
+
+    def _ask(self, state: EpisodeState) -> None:
+        self._host.step(state.key, self._turns.text(state.said))
+        self._asked.add(state.key[:2])
 
     def _take_answers(self) -> list[FinishedGroup]:
         if not self._asked:
@@ -127,10 +130,11 @@ class RolloutWorker:
         """The group that the answer completes, if it does."""
         self._environment_s += answer.seconds
         state = self._episodes[answer.episode[:2]]
+        self._asked.discard(answer.episode[:2])
         if answer.error is not None:
             return self._failed(state, answer.error)
         if answer.step is None:
-            self._host.step(state.key, self._turns.text(state.said))
+            self._ask(state)
             return None
         state.take(answer.step)
         try:
@@ -152,23 +156,16 @@ class RolloutWorker:
         """Into the next turn; "context" where it does not fit (field case 14: nothing is cut from the left)."""
         assert state.turn is not None
         group_id, index = state.request.group_id, state.sample_index
-        answer = self._turns.plain({"role": "assistant", "content": self._turns.text(state.said)})
-        seen = [self._turns.plain(message) for message in step.observation]
-        append = all(self._turns.append_only(message["role"]) for message in seen)
-        if append:
-            ids = self._turns.bridge(state.chat, state.said, seen)
-        else:
-            ids = self._turns.prompt([*state.chat, answer, *seen])
+        following = self._turns.next_turn(state.chat, state.said, step.observation)
         try:
-            if append:
-                self.engine.extend(group_id, index, ids)
+            if following.appended:
+                self.engine.extend(group_id, index, following.ids)
             else:
-                self.engine.restart(group_id, index, ids, state.turn.segment + 1)
+                self.engine.restart(group_id, index, following.ids, state.turn.segment + 1)
                 state.ended.append(state.turn)
         except ContextFull:
             return "context"
-        state.chat += [answer, *seen]
-        self._asked.discard((group_id, index))
+        state.chat = following.chat
         return None
 
     def _failed(self, state: EpisodeState, error: EpisodeError) -> FinishedGroup | None:
@@ -180,7 +177,6 @@ class RolloutWorker:
             self._host.close_episode(state.key)
             state.begin_again()
             self.engine.restart(state.request.group_id, state.sample_index, state.request.prompt_token_ids, 0)
-            self._asked.discard((state.request.group_id, state.sample_index))
             return None
         assert state.turn is not None
         return self._finish(state, state.turn.finish_reason, error)
@@ -191,7 +187,6 @@ class RolloutWorker:
         group_id, index = state.request.group_id, state.sample_index
         self._host.close_episode(state.key)
         self.engine.end(group_id, index)
-        self._asked.discard((group_id, index))
         del self._episodes[group_id, index]
         self._done[group_id].append(state.finished(reason, error, self._turns))
         if len(self._done[group_id]) < state.request.n:

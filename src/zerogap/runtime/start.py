@@ -8,20 +8,16 @@ from typing import Any
 
 from zerogap import config
 from zerogap.config import Recipe, dump_recipe
-from zerogap.env.python_tool import tool_schemas
 from zerogap.env.stream import PromptStream
-from zerogap.env.task import Example, Task, TaskError, make_task
-from zerogap.model.chat import load_tokenizer
-from zerogap.model.checkpoint import CheckpointError, check_folder, check_tokenizer, read_json
-from zerogap.model.config import DecoderConfig
+from zerogap.env.task import Task, TaskError, make_task
+from zerogap.model.checkpoint import CheckpointError, check_folder, check_tokenizer
 from zerogap.model.turns import CannotRender, ChatTurns
 from zerogap.runtime.backend import RunSetup
 from zerogap.runtime.checkpoint import checkpoints, load_record
 from zerogap.runtime.observer import Observer
 from zerogap.runtime.prepare import prepare_model
-from zerogap.runtime.prompts import PromptSource, cache_tokens, max_prompt_tokens
+from zerogap.runtime.prompts import PromptSource, prompt_rules
 from zerogap.runtime.records import write_atomically
-from zerogap.trajectory import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -95,28 +91,20 @@ def resumed_start(recipe: Recipe, run_dir: Path) -> Start:
 def prepare_prompts(
     recipe: Recipe, run_dir: Path, task: Task, start: Start, observer: Observer
 ) -> tuple[PromptSource, RunSetup]:
-    tokenizer = load_tokenizer(start.model_folder)
-    config = DecoderConfig.from_hf(read_json(start.model_folder, "config.json"))
-
-    turns = ChatTurns(tokenizer, tool_schemas(recipe.task))
-    _check_template(recipe, turns, observer)
-
-    def render(example: Example) -> list[int]:
-        return turns.prompt(example.messages)
-
-    rollout = recipe.rollout
-    cache = cache_tokens(recipe, config, task, render)
+    rules = prompt_rules(recipe, start.model_folder, task)
+    _check_template(recipe, rules.turns, observer)
     prompts = PromptSource(
         task,
         PromptStream(len(task), recipe.seed),
-        render,
-        max_prompt_tokens(rollout, config.max_position_embeddings, cache),
-        rollout.group_size,
-        SamplingParams(rollout.max_new_tokens, rollout.temperature, tuple(rollout.stop), recipe.seed),
+        rules.render,
+        rules.longest,
+        recipe.rollout.group_size,
+        rules.sampling,
         start.position,
         start.skipped,
     )
-    return prompts, RunSetup(recipe, run_dir, start.model_folder, start.trainer_folder, start.version, cache)
+    setup = RunSetup(recipe, run_dir, start.model_folder, start.trainer_folder, start.version, rules.kv_tokens)
+    return prompts, setup
 
 
 def _check_template(recipe: Recipe, turns: ChatTurns, observer: Observer) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zerogap.learner.episodes import Episode, grouped_episodes
 from zerogap.runtime.backend import FinishedGroup, RunFailed
-from zerogap.trajectory import Trajectory
+from zerogap.trajectory import error_class
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,6 @@ class PromptResult:
     @staticmethod
     def of(group: FinishedGroup, version: int) -> PromptResult:
         """RunFailed when a token names another version: then no single policy was measured (field case 44)."""
-        episodes: dict[int, list[Trajectory]] = {}
         for trajectory in group.trajectories:
             named = {v for v, mask in zip(trajectory.versions, trajectory.loss_mask, strict=True) if mask}
             if named != {version}:
@@ -46,9 +46,8 @@ class PromptResult:
                     f"an evaluation of version {version} measures one policy, but tokens of prompt "
                     f"{trajectory.prompt_id} sample {trajectory.sample_index} name versions {sorted(named)}"
                 )
-            episodes.setdefault(trajectory.sample_index, []).append(trajectory)
-        answers = [_answer(episodes[index]) for index in sorted(episodes)]
-        return PromptResult(group.trajectories[0].prompt_id, version, answers)
+        (episodes,) = grouped_episodes(group.trajectories)
+        return PromptResult(group.trajectories[0].prompt_id, version, [_answer(episode) for episode in episodes])
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def summarise(results: Sequence[PromptResult], ks: Sequence[int]) -> Figures:
     results = sorted(results, key=lambda result: result.prompt_id)
     (version,) = {result.version for result in results}
     answers = [answer for result in results for answer in result.answers]
-    errors = Counter(answer.error.partition(":")[0] for answer in answers if answer.error is not None)
+    errors = Counter(error_class(answer.error) for answer in answers if answer.error is not None)
     graded = [[a.reward for a in result.answers if a.reward is not None] for result in results]
     pass_at = {}
     for k in ks:
@@ -146,15 +145,14 @@ def summarise(results: Sequence[PromptResult], ks: Sequence[int]) -> Figures:
     )
 
 
-def _answer(segments: list[Trajectory]) -> Answer:
-    last = segments[-1]
+def _answer(episode: Episode) -> Answer:
     return Answer(
-        reward=last.reward,
-        error=last.error,
-        truncated=last.truncated,
-        turns=last.info["turns"],
-        token_ids=[token for segment in segments for token in segment.sampled_token_ids],
-        text="".join(segment.info["text"] for segment in segments),
+        reward=episode.reward,
+        error=episode.error,
+        truncated=episode.truncated,
+        turns=episode.turns,
+        token_ids=[token for segment in episode.segments for token in segment.sampled_token_ids],
+        text="".join(segment.info["text"] for segment in episode.segments),
     )
 
 

@@ -9,15 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerogap.config import Recipe
-from zerogap.env.python_tool import tool_schemas
 from zerogap.env.task import Example, TaskError, make_task
-from zerogap.model.chat import load_tokenizer
-from zerogap.model.checkpoint import read_json
-from zerogap.model.config import DecoderConfig
-from zerogap.model.turns import ChatTurns
 from zerogap.runtime.backend import Item
 from zerogap.runtime.evaluation.figures import PromptResult
-from zerogap.runtime.prompts import cache_tokens, max_prompt_tokens
+from zerogap.runtime.prompts import prompt_rules
 from zerogap.runtime.rollout_worker import RolloutWorker
 from zerogap.trajectory import GroupRequest, SamplingParams
 
@@ -53,26 +48,17 @@ def make_plan(recipe: Recipe, model_folder: Path, samples: int, limit: int) -> P
 
     Raises TaskError, also when no prompt fits the model; RecipeError when the KV cache holds no answer.
     """
-    rollout = recipe.rollout
     task = make_task(recipe.task)
-    turns = ChatTurns(load_tokenizer(model_folder), tool_schemas(recipe.task))
-    config = DecoderConfig.from_hf(read_json(model_folder, "config.json"))
-
-    def render(example: Example) -> list[int]:
-        return turns.prompt(example.messages)
-
+    rules = prompt_rules(recipe, model_folder, task)
     examples = [task.example(index) for index in range(min(limit, len(task)))]
-    prompts = [(tuple(render(example)), example) for example in examples]
-    cache = cache_tokens(recipe, config, task, render)
-    most = max_prompt_tokens(rollout, config.max_position_embeddings, cache)
-    fitting = [(ids, example) for ids, example in prompts if len(ids) <= most]
+    prompts = [(tuple(rules.render(example)), example) for example in examples]
+    fitting = [(ids, example) for ids, example in prompts if len(ids) <= rules.longest]
     if not fitting:
         raise TaskError(
             f"all {len(prompts)} prompts are longer than the context of {model_folder} and rollout.kv_cache_mb leave "
-            f"room for ({most} tokens); shorten the prompts or choose another model"
+            f"room for ({rules.longest} tokens); shorten the prompts or choose another model"
         )
-    sampling = SamplingParams(rollout.max_new_tokens, rollout.temperature, tuple(rollout.stop), recipe.seed)
-    return Plan(fitting, len(prompts) - len(fitting), samples, sampling, cache)
+    return Plan(fitting, len(prompts) - len(fitting), samples, rules.sampling, rules.kv_tokens)
 
 
 def evaluate(worker: RolloutWorker, items: list[Item], version: int) -> Iterator[PromptResult]:
