@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,4 +30,6 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 
 def from_arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
     """No copy, and only to be read: arrays that came through Ray are read-only memory."""
-    return {name: torch.from_numpy(values).view(_DTYPES[dtype]) for name, (dtype, values) in arrays.items()}
+    with warnings.catch_warnings():  # torch warns of memory that cannot be written to, which is the point here
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {name: torch.from_numpy(values).view(_DTYPES[dtype]) for name, (dtype, values) in arrays.items()}

@@ -9,7 +9,6 @@ import os
 import queue
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,8 +42,6 @@ class RolloutActor:
         start_process_log(setup.run_dir, f"rollout-{index}")
         from zerogap.runtime.rollout_worker import build_rollout_worker  # here: the learner needs none of it
 
-        # Weights are mapped read-only from the object store and only ever copied from.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self._worker, self._identity = build_rollout_worker(setup)
         self._threads = setup.recipe.rollout.threads
         self._commands: queue.Queue[Weights | list[Item]] = queue.Queue()

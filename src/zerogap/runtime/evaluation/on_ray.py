@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,6 @@ class EvaluationActor:
     def __init__(self, setup: RunSetup, plan: Plan) -> None:
         os.nice(NICENESS)
         start_process_log(setup.run_dir, "evaluation")
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self._meter = VersionMeter(setup, plan)
 
     def measure(self, weights: Weights, arrays: Any) -> Outcome:
