@@ -65,7 +65,8 @@ def check_model_argument(args: argparse.Namespace) -> None:
 
 
 def model_setting(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a bench.models.ModelSetting."""
+    """The fields of a bench.models.ModelSetting. BadInput unless --model, where given, can be computed."""
+    check_model_argument(args)
     return {
         "model": args.model,
         "shape": args.shape,

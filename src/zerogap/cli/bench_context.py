@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from zerogap.cli.bench import (
-    add_model_arguments,
-    answer,
-    bench_parser,
-    check_counts,
-    check_model_argument,
-    model_setting,
-)
+from zerogap.cli.bench import add_model_arguments, answer, bench_parser, check_counts, model_setting
 
 EXAMPLES = """  zerogap bench context --shape tiny
       random weights of a tiny shape, up to 16,384 tokens, two minutes
@@ -48,11 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     check_counts(args, "tokens", "new_tokens")
-    check_model_argument(args)
+    model = model_setting(args)
     from zerogap.bench.context import ContextSetting, measure
 
     setting = ContextSetting(
-        **model_setting(args),
+        **model,
         tokens=tuple(sorted(set(args.tokens))),
         new_tokens=args.new_tokens,
         parts=tuple(dict.fromkeys(args.part)),

