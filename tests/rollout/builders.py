@@ -29,6 +29,15 @@ def request(
     return GroupRequest(group_id, group_id + 100, tuple(prompt), n, params, min_version, interactive)
 
 
+def pages_needed(requests: Sequence[GroupRequest], page_size: int, context: int) -> int:
+    """Of the smallest pool in which no turn of these is cut short: that of a whole context where there are episodes."""
+    cached = max(
+        context - 1 if r.interactive else min(len(r.prompt_token_ids) + r.sampling.max_new_tokens, context) - 1
+        for r in requests
+    )
+    return -(-cached // page_size)
+
+
 def drain(engine: Engine, limit: int = 20_000) -> list[Trajectory]:
     """Step until there is no work; a limit on steps turns a livelock into a failure."""
     done: list[Trajectory] = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rollout.builders import drain, request
+from tests.rollout.builders import drain, pages_needed, request
 from tests.rollout.caller import Answer, Caller, alone, parked, turn_bits
 from tests.rollout.hash_decoder import VOCAB, HashDecoder
 from tests.rollout.test_weight_updates import spans, weights
@@ -43,15 +41,6 @@ def workloads(draw: st.DrawFn) -> tuple[list[GroupRequest], Answers]:
     return requests, following
 
 
-def pages_needed(requests: Sequence[GroupRequest], page_size: int) -> int:
-    """Of the smallest pool in which no turn of these is cut short: that of a whole context where there are episodes."""
-    cached = max(
-        CONTEXT - 1 if r.interactive else min(len(r.prompt_token_ids) + r.sampling.max_new_tokens, CONTEXT) - 1
-        for r in requests
-    )
-    return -(-cached // page_size)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     workload=workloads(),
@@ -73,7 +62,7 @@ def test_no_interleaving_eviction_chunk_page_or_pool_size_changes_a_turn(
 ) -> None:
     """From the smallest pool upward every episode ends, each turn with the bits of its episode alone and unevicted."""
     requests, following = workload
-    pages = pages_needed(requests, page_size) + spare_pages
+    pages = pages_needed(requests, page_size, CONTEXT) + spare_pages
     config = EngineConfig(max_running, max_batched_tokens, page_size, pages * page_size)
     engine = EmbeddedEngine(HashDecoder(eos=eos, context=CONTEXT), None, config)
     caller = Caller(engine, following)
@@ -117,7 +106,7 @@ def test_each_token_of_an_episode_is_made_by_exactly_one_complete_version(
 ) -> None:
     """Field cases 16 and 21 to 23 between turns: version v has weight v + 1. "finish" gives one version an episode."""
     requests, following = workload
-    pages = pages_needed(requests, 4) + spare_pages
+    pages = pages_needed(requests, 4, CONTEXT) + spare_pages
     config = EngineConfig(max_running, max_batched_tokens, 4, 4 * pages, on_update=policy)  # type: ignore[arg-type]
     engine = EmbeddedEngine(HashDecoder(context=CONTEXT), None, config)
     caller = Caller(engine, following)

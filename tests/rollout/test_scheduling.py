@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rollout.builders import alone, by_sample, drain, request, run
+from tests.rollout.builders import alone, by_sample, drain, pages_needed, request, run
 from tests.rollout.hash_decoder import VOCAB, HashDecoder
 from zerogap.rollout.embedded import EmbeddedEngine, EngineConfig
 from zerogap.rollout.embedded.pages import PagePool
@@ -55,8 +55,7 @@ def test_no_request_mix_chunk_page_or_pool_size_changes_a_token(
     Groups arrive while others run.
     """
     decoder = HashDecoder(eos=eos, context=CONTEXT)
-    cached = max(min(len(r.prompt_token_ids) + r.sampling.max_new_tokens, CONTEXT) - 1 for r in requests)
-    pages = -(-cached // page_size) + spare_pages
+    pages = pages_needed(requests, page_size, CONTEXT) + spare_pages
     config = EngineConfig(max_running, max_batched_tokens, page_size, kv_tokens=pages * page_size)
     engine = EmbeddedEngine(decoder, None, config)
     done = []
