@@ -1,4 +1,4 @@
-"""A tiny model and recipe that run in seconds, and comparisons of what runs leave behind."""
+"""A tiny recipe that runs in seconds, other ways to drive it, and comparisons of what runs leave behind."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from tests.helpers import same_bits
 from zerogap.config import Recipe, parse_recipe
+from zerogap.runtime.backend import RunSetup
+from zerogap.runtime.inline import InlineBackend, build_inline_backend
 from zerogap.runtime.observer import Observer
 
 TASK: dict[str, Any] = {
@@ -78,3 +80,25 @@ class Recorder(Observer):
 
     def summary(self, values: dict[str, Any]) -> None:
         self.summaries.append(values)
+
+
+def mid_flight(setup: RunSetup) -> InlineBackend:
+    """Weights change in the middle of trajectories."""
+    return build_inline_backend(setup, engine_steps_per_update=3)
+
+
+class StaleBackend(InlineBackend):
+    """Claims every version but delivers weights only once (field case 20, W3): the engine stays at version 1."""
+
+    def publish(self, weights: Any) -> None:
+        for worker in self.workers:
+            engine: Any = worker.engine
+            if engine.version >= 1:
+                engine._version = weights.version  # the lie
+            else:
+                worker.publish(weights)
+
+
+def stale(setup: RunSetup) -> StaleBackend:
+    honest = build_inline_backend(setup)
+    return StaleBackend(honest.workers, honest.learner)

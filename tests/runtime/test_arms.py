@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.support import Recorder, metrics, same_weights, tiny_recipe, trajectories
+from tests.runtime.support import Recorder, metrics, mid_flight, same_weights, stale, tiny_recipe, trajectories
 from zerogap.cli.main import main
 from zerogap.config import RecipeError
 from zerogap.gaps.split import Split, split_tokens
 from zerogap.model.checkpoint import CheckpointError
 from zerogap.runtime import learner_worker
 from zerogap.runtime.audited_run import read_run
-from zerogap.runtime.backend import RunSetup
-from zerogap.runtime.inline import InlineBackend, build_inline_backend
 from zerogap.runtime.train import train
 
 # Keys beside the learner's aligned float32 -> largest |KERNEL| that its rounding explains on this model.
@@ -29,11 +27,6 @@ ARMS: dict[str, tuple[dict[str, str], float]] = {
     "standard both": ({"model__kernels": "standard"}, 1e-4),
     "fp32 rollout, bf16 learner": ({"rollout__dtype": "float32", "model__dtype": "bfloat16"}, 0.3),
 }
-
-
-def mid_flight(setup: RunSetup) -> InlineBackend:
-    """Weights change in the middle of trajectories."""
-    return build_inline_backend(setup, engine_steps_per_update=3)
 
 
 @pytest.fixture
@@ -110,17 +103,6 @@ def test_naming_the_learners_own_arithmetic_is_an_aligned_run(tiny_model: Path, 
 
 def test_undelivered_weights_are_in_kernel_in_any_arm(tiny_model: Path, tmp_path: Path, splits: list[Split]) -> None:
     """Field cases 20 and W3 where bits cannot tell: stale weights are many times the rounding, and no LAG."""
-
-    class Stale(InlineBackend):
-        def publish(self, weights: Any) -> None:
-            for worker in self.workers:
-                engine: Any = worker.engine
-                engine._version = weights.version
-
-    def stale(setup: RunSetup) -> Stale:
-        honest = build_inline_backend(setup)
-        return Stale(honest.workers, honest.learner)
-
     recipe = tiny_recipe(tiny_model, rollout__dtype="bfloat16")
     train(recipe, tmp_path / "honest")
     honest = max(float(split.kernel_N.abs().mean()) for split in splits)

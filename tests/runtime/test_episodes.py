@@ -11,15 +11,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.runtime.support import metrics, tiny_recipe, trajectories
+from tests.runtime.support import metrics, mid_flight, tiny_recipe, trajectories
 from zerogap.env import make
 from zerogap.env.environment import EpisodeError, Step
 from zerogap.env.host import Answer
 from zerogap.env.local_host import LocalHost
 from zerogap.env.task import Example
 from zerogap.model.chat import load_tokenizer
-from zerogap.runtime.backend import RunSetup
-from zerogap.runtime.inline import InlineBackend, build_inline_backend
 from zerogap.runtime.train import train
 from zerogap.trajectory import Message
 
@@ -72,10 +70,6 @@ def talks(monkeypatch: pytest.MonkeyPatch) -> type[Talks]:
     Talks.log, Talks.fails = [], Counter()
     monkeypatch.setattr(make, "make_environments", lambda settings: Talks)
     return Talks
-
-
-def mid_flight(setup: RunSetup) -> InlineBackend:
-    return build_inline_backend(setup, engine_steps_per_update=3)
 
 
 def sampled_runs(record: dict[str, Any]) -> list[list[int]]:
