@@ -12,7 +12,7 @@ from tests.helpers import same_bits
 from tests.learner.builders import gradients, make_batch, make_learner, make_trajectory, masters, on_policy
 from tests.learner.test_objectives import ALL, EVERY_OBJECTIVE
 from zerogap.learner.learner import Learner
-from zerogap.trajectory import NOT_SAMPLED, Trajectory
+from zerogap.trajectory import Trajectory
 
 
 def shifted(learner: Learner, trajectories: list[Trajectory], seed: int = 0) -> list[Trajectory]:
@@ -41,31 +41,6 @@ def test_the_gradient_does_not_depend_on_the_cut(objective: dict[str, Any]) -> N
         assert 0 < whole.denominator < whole.log_ratios_N.numel()
     else:
         assert whole.denominator == whole.log_ratios_N.numel()
-
-
-@EVERY_OBJECTIVE
-def test_tool_tokens_are_no_targets(objective: dict[str, Any]) -> None:
-    """Field case 13, every loss: seven tokens of a tool behind what was sampled are in no mask and no
-    denominator, and flipping one that no sampled token follows changes no bit of loss and gradient."""
-    results = []
-    for flipped in (False, True):
-        learner = make_learner("aligned", objective=objective)
-        group = shifted(learner, make_batch(3))
-        sampled = sum(trajectory.num_sampled for trajectory in group)
-        for index, trajectory in enumerate(group):
-            tool = [5, 9, 6, 10 if flipped and index == 0 else 8, 7, 5, 9]
-            trajectory.token_ids += tool
-            trajectory.loss_mask += [0] * 7
-            trajectory.logprobs += [0.0] * 7
-            trajectory.versions += [NOT_SAMPLED] * 7
-        batch = learner.batch(group)
-        assert batch.tokens == sampled
-        output = learner.backward(batch)
-        assert output.log_ratios_N.numel() == sampled
-        results.append((output, gradients(learner)))
-    (before, gradient), (after, other) = results
-    assert before.loss == after.loss and before.denominator == after.denominator
-    assert same_bits(gradient, other)
 
 
 def five_tokens(learner: Learner) -> list[Trajectory]:
