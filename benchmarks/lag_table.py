@@ -1,9 +1,7 @@
-"""Runs at different lags side by side: what the reward came to, and how far the ratios went. From their metrics.jsonl.
+"""Runs at different lags side by side: what the reward came to, and how far the ratios went. From their metrics.jsonl;
+docs/tools.md has the commands of such runs.
 
-for lag in 0 3 64; do for seed in 1 2 3; do
-  zerogap train recipes/tiny_tools_lag64.yaml train.lag=$lag seed=$seed train.updates=600 --output-dir runs/$lag-$seed
-done; done
-python benchmarks/lag_table.py runs/0-* runs/3-* runs/64-* > table.md
+python benchmarks/lag_table.py runs/lag0-* runs/lag3-* runs/lag64-* > table.md
 """
 
 from __future__ import annotations
@@ -25,15 +23,14 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", help="run folders")
-    parser.add_argument("--updates", type=int, help="only the first N updates of each run")
     args = parser.parse_args()
     print(f"| {HEADER} |\n|{'---|' * len(HEADER.split('|'))}")
     for run in args.runs:
-        print(row(run, args.updates))
+        print(row(run))
 
 
-def row(run: Path, updates: int | None) -> str:
-    recipe, lines = load_recipe(run / "recipe.yaml"), read_metrics(run)[:updates]
+def row(run: Path) -> str:
+    recipe, lines = load_recipe(run / "recipe.yaml"), read_metrics(run)
 
     def values(name: str, part: list[dict[str, Any]] = lines) -> list[float]:
         return [line[name] for line in part if name in line]
