@@ -18,11 +18,11 @@ class TurnLimit:
         return await self._environment.reset(example)
 
     async def step(self, action: str) -> Step:
-        step = await checked_step(self._environment, action)
         self._left -= 1
-        if self._left > 0 or step.terminated:
-            return step
-        return step._replace(observation=[], truncated=True)
+        if self._left > 0:
+            return await self._environment.step(action)
+        step = await checked_step(self._environment, action)
+        return step if step.terminated else step._replace(observation=[], truncated=True)
 
     async def close(self) -> None:
         await self._environment.close()
