@@ -18,20 +18,8 @@ from zerogap.env.tools.monty import MontyBackend
 EXAMPLE = Example(0, [{"role": "user", "content": "6 * 7?"}], "42")
 
 
-class Equals:
-    """A task whose answer is the payload."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def example(self, index: int) -> Example:
-        return EXAMPLE
-
-    def grade(self, example: Example, text: str) -> float:
-        return float(text.strip() == example.payload)
-
-    def solution(self, example: Example) -> Any:
-        raise NotImplementedError
+def equals(example: Example, text: str) -> float:
+    return float(text.strip() == example.payload)
 
 
 class Canned:
@@ -59,7 +47,7 @@ class Canned:
 
 def play(backend: Any, *actions: str, turns: int = 8, **settings: Any) -> list[Step]:
     async def episode() -> list[Step]:
-        tool = PythonTool(Equals(), backend, Tools.model_validate(settings), turns)
+        tool = PythonTool(equals, backend, Tools.model_validate(settings), turns)
         assert await tool.reset(EXAMPLE) == EXAMPLE.messages
         try:
             return [await checked_step(tool, action) for action in actions]

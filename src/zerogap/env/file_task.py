@@ -99,7 +99,7 @@ class FileTask:
     def environments(self) -> MakeEnvironment:
         """What makes the environment of one episode."""
         if self._environment is None:
-            return lambda: SingleTurn(self)
+            return lambda: SingleTurn(self.grade)
         made, arguments, limit = self._environment, self._arguments(self._environment), self._settings.turn_limit
         return lambda: TurnLimit(made(**arguments), limit)
 

@@ -20,10 +20,10 @@ def make_environments(settings: config.Task) -> MakeEnvironment:
     that fails. As a host's `load` (it can be pickled): `functools.partial(make_environments, recipe.task)`."""
     task = make_task(settings)
     if settings.tools is not None:
-        return with_python_tool(task, settings)
+        return with_python_tool(task.grade, settings)
     if isinstance(task, FileTask | VerifiersTask):
         return task.environments()
-    return lambda: SingleTurn(task)
+    return lambda: SingleTurn(task.grade)
 
 
 def open_host(settings: config.Task, in_process: bool) -> Host:

@@ -13,7 +13,7 @@ from zerogap import config
 from zerogap.config.tools import MOST_CALLS, Tools
 from zerogap.env.environment import Step
 from zerogap.env.host import MakeEnvironment
-from zerogap.env.task import Example, Task
+from zerogap.env.task import Example, Grade
 from zerogap.env.tool_calls import PYTHON_SCHEMA, ToolCall, tool_calls
 from zerogap.env.tools.interface import Limits, PythonBackend, PythonSession
 from zerogap.trajectory import Message
@@ -24,10 +24,10 @@ TOO_MANY = f"(not run: at most {MOST_CALLS} calls in a turn)"
 
 class PythonTool:
     """See zerogap.env.environment.Environment. A turn with calls is answered with one tool message per call; one
-    without is the answer, which the task grades. The turn after `turns` - 1 turns with calls has to answer."""
+    without is the answer, which is graded. The turn after `turns` - 1 turns with calls has to answer."""
 
-    def __init__(self, task: Task, backend: PythonBackend, settings: Tools, turns: int) -> None:
-        self._task = task
+    def __init__(self, grade: Grade, backend: PythonBackend, settings: Tools, turns: int) -> None:
+        self._grade = grade
         self._backend = backend
         self._format = settings.format
         self._limits = Limits(settings.seconds, settings.memory_mb, settings.output_chars)
@@ -44,7 +44,7 @@ class PythonTool:
         self._turns_left -= 1
         calls = tool_calls(action, self._format)
         if not calls:
-            return Step([], self._task.grade(self._example, action), True, False, self._info())
+            return Step([], self._grade(self._example, action), True, False, self._info())
         if not self._turns_left:
             return Step([], 0.0, False, True, self._info())
         seen = [await self._run(call) for call in calls[:MOST_CALLS]]
@@ -72,12 +72,12 @@ class PythonTool:
         return {"tool": dict(self._counts), "tool_s": round(self._seconds, 6)} if self._counts else {}
 
 
-def with_python_tool(task: Task, settings: config.Task) -> MakeEnvironment:
-    """Environments of a task with its tool. Raises SandboxUnavailable, as check_tools does."""
+def with_python_tool(grade: Grade, settings: config.Task) -> MakeEnvironment:
+    """Environments of a graded task with its tool. Raises SandboxUnavailable, as check_tools does."""
     assert settings.tools is not None
     tools, turns = settings.tools, settings.turn_limit
     backend = _backend(tools.backend)
-    return lambda: PythonTool(task, backend, tools, turns)
+    return lambda: PythonTool(grade, backend, tools, turns)
 
 
 def tool_schemas(settings: config.Task) -> list[dict[str, Any]]:

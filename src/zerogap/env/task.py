@@ -6,6 +6,7 @@ A task never sees tokens: it hands out chat messages and gets the sampled text b
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +34,9 @@ class Example:
     prompt_id: int
     messages: list[Message]
     payload: Any
+
+
+Grade = Callable[[Example, str], float]  # a task's `grade`
 
 
 class Task(Protocol):
