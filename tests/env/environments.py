@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from zerogap.env.environment import Step
@@ -135,22 +136,22 @@ class Scripted:
             spin()
 
 
-def scripted() -> MakeEnvironment:
+def scripted(_: AsyncExitStack) -> MakeEnvironment:
     return Scripted
 
 
-def unloadable() -> MakeEnvironment:
+def unloadable(_: AsyncExitStack) -> MakeEnvironment:
     raise TaskError("task.file my.py:3: no luck")
 
 
-def raising() -> MakeEnvironment:
+def raising(_: AsyncExitStack) -> MakeEnvironment:
     raise KeyError("missing")
 
 
-def exiting() -> MakeEnvironment:
+def exiting(_: AsyncExitStack) -> MakeEnvironment:
     os._exit(3)
 
 
-def endless() -> MakeEnvironment:
+def endless(_: AsyncExitStack) -> MakeEnvironment:
     spin()
     return Scripted

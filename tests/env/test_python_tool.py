@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.env.hosts import one
+from tests.env.tools.conftest import BACKENDS, descendants, eventually, opened
 from zerogap import config
 from zerogap.config.tools import MOST_CALLS, Tools
 from zerogap.env.environment import Step, checked_step
+from zerogap.env.local_host import LocalHost
+from zerogap.env.make import make_environments
 from zerogap.env.python_tool import NOTHING_PRINTED, TOO_MANY, PythonTool, tool_schemas
 from zerogap.env.task import Example
 from zerogap.env.tools.interface import Limits, PythonSession, SandboxUnavailable, ToolResult
@@ -129,6 +134,20 @@ def test_real_sessions_keep_their_variables_for_the_episode() -> None:
         [{"role": "tool", "content": "42"}],
     ]
     assert steps[-1].reward == 1.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_closed_host_leaves_no_process_of_the_tool(backend: str) -> None:
+    opened(backend).close()  # skips where it cannot be used
+    others = descendants().keys()
+    settings = config.Task.model_validate({"name": "chain_sum", "call_timeout_s": 60, "tools": {"backend": backend}})
+    host = LocalHost(partial(make_environments, settings), settings.call_timeout_s)
+    host.reset((0, 0, 0), EXAMPLE)
+    host.results(0.0)
+    assert one(host, (0, 0, 0), fenced("6 * 7")).step.observation == [{"role": "tool", "content": "42"}]
+    assert descendants().keys() - others
+    host.close()
+    assert eventually(lambda: not descendants().keys() - others)
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(5.0, 20.0), (1.0, 4.0)])

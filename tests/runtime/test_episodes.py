@@ -68,7 +68,7 @@ class TalksOn(Talks):
 @pytest.fixture
 def talks(monkeypatch: pytest.MonkeyPatch) -> type[Talks]:
     Talks.log, Talks.fails = [], Counter()
-    monkeypatch.setattr(make, "make_environments", lambda settings: Talks)
+    monkeypatch.setattr(make, "make_environments", lambda settings, shared: Talks)
     return Talks
 
 
@@ -183,7 +183,7 @@ def test_a_call_that_never_answers_is_tried_again(
     train(tiny_recipe(tiny_model, train__updates=1), tmp_path / "plain")
     question = talks.log[0][0]
     talks.fails = Hangs.fails = Counter({question: 1})
-    monkeypatch.setattr(make, "make_environments", lambda settings: Hangs)
+    monkeypatch.setattr(make, "make_environments", lambda settings, shared: Hangs)
     train(tiny_recipe(tiny_model, train__updates=1, task__call_timeout_s=0.3), tmp_path / "run")
     [line] = metrics(tmp_path / "run")
     assert line["retries/timeout"] == 1 and line["errors/ungraded"] == 0 and line["environment/seconds"] > 0.3
@@ -214,7 +214,7 @@ def test_an_endless_conversation_ends_with_the_context(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Field case 14: nothing is cut from the left, no turn has a budget below one token, the run goes on."""
-    monkeypatch.setattr(make, "make_environments", lambda settings: TalksOn)
+    monkeypatch.setattr(make, "make_environments", lambda settings, shared: TalksOn)
     changes = {
         "rollout__kv_cache_mb": None,
         "rollout__stop": STOPS,

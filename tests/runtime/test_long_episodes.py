@@ -38,7 +38,7 @@ class LongTool:
 def test_the_tiny_model_at_16k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two updates; every sampled token, scored with the weights of its own version, has the engine's bits, though two
     episodes never fit into the pages at one time and all are prefilled again."""
-    monkeypatch.setattr(make, "make_environments", lambda settings: LongTool)
+    monkeypatch.setattr(make, "make_environments", lambda settings, shared: LongTool)
     size = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1}
     spec = CreateModel(**size, max_position_embeddings=CONTEXT)
     model = create_for_task(spec, make_task(Task(**TASK)), tmp_path / "model", seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +14,9 @@ from zerogap.trajectory import Message
 Episode = tuple[int, int, int]  # group_id, sample_index, attempt
 
 MakeEnvironment = Callable[[], Environment]  # called once for each episode
-Load = Callable[[], MakeEnvironment]  # called once for each host (process): loads the task, imports the file
+# Called once for each host (process): loads the task, imports the file. What the episodes share and has to be closed is
+# put on the stack; the host closes it after the episodes.
+Load = Callable[[AsyncExitStack], MakeEnvironment]
 
 
 class HostError(RuntimeError):

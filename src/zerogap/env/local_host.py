@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from zerogap.env.environment import Environment, EpisodeError, Step, checked_reset, checked_step
@@ -25,7 +26,8 @@ class LocalHost:
     """See zerogap.env.host.Host. `load` is called at once and raises what it raises. seconds: limit of each call."""
 
     def __init__(self, load: Load, seconds: float) -> None:
-        self._make = load()
+        self._shared = AsyncExitStack()
+        self._make = load(self._shared)
         self._seconds = seconds
         self._loop = asyncio.new_event_loop()
         self._environments: dict[Episode, Environment] = {}
@@ -65,6 +67,9 @@ class LocalHost:
             return
         for episode in list(self._environments):
             self.close_episode(episode)
+        _, error, _ = self._call(self._shared.aclose())
+        if error is not None:
+            log.warning("closing what the episodes share failed: %s", error)
         self._answers = []
         self._loop.close()
 

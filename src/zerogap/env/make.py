@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 
 from zerogap import config
@@ -15,12 +16,13 @@ from zerogap.env.task import make_task
 from zerogap.env.verifiers_task import VerifiersTask
 
 
-def make_environments(settings: config.Task) -> MakeEnvironment:
-    """A function that makes the environment of one episode. Loads what the episodes share; raises TaskError where
-    that fails. As a host's `load` (it can be pickled): `functools.partial(make_environments, recipe.task)`."""
+def make_environments(settings: config.Task, shared: AsyncExitStack) -> MakeEnvironment:
+    """A function that makes the environment of one episode. Loads what the episodes share, which `shared` closes.
+    Raises TaskError where that fails. A host's `load`, which can be pickled: `partial(make_environments, recipe.task)`.
+    """
     task = make_task(settings)
     if settings.tools is not None:
-        return with_python_tool(task.grade, settings)
+        return with_python_tool(task.grade, settings, shared)
     if isinstance(task, FileTask | VerifiersTask):
         return task.environments()
     return lambda: SingleTurn(task.grade)

@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import Any
 
 from zerogap import config
@@ -72,11 +73,13 @@ class PythonTool:
         return {"tool": dict(self._counts), "tool_s": round(self._seconds, 6)} if self._counts else {}
 
 
-def with_python_tool(grade: Grade, settings: config.Task) -> MakeEnvironment:
-    """Environments of a graded task with its tool. Raises SandboxUnavailable, as check_tools does."""
+def with_python_tool(grade: Grade, settings: config.Task, shared: AsyncExitStack) -> MakeEnvironment:
+    """Environments of a graded task with its tool, whose back-end `shared` closes. Raises SandboxUnavailable, as
+    check_tools does."""
     assert settings.tools is not None
     tools, turns = settings.tools, settings.turn_limit
     backend = _backend(tools.backend)
+    shared.push_async_callback(backend.close)
     return lambda: PythonTool(grade, backend, tools, turns)
 
 

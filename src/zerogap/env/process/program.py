@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 from zerogap.env.environment import Environment, EpisodeError, checked_reset, checked_step
@@ -44,6 +45,7 @@ class Program(asyncio.Protocol):
         self._ledger = Ledger(slot)
         self._reader = FrameReader()
         self._answers: list[bytes] = []
+        self._shared = AsyncExitStack()
         self._environments: dict[Episode, Environment] = {}
         self._calls: dict[Episode, Call] = {}
         loop.set_task_factory(self._ledger.task)
@@ -76,7 +78,7 @@ class Program(asyncio.Protocol):
         self._slot.enter(Kind.START, NO_EPISODE, time.monotonic())
         fields = {}
         try:
-            self._make: MakeEnvironment = pickle.loads(load)()
+            self._make: MakeEnvironment = pickle.loads(load)(self._shared)
         except TaskError as error:
             fields["error"] = str(error)
         except BaseException as error:  # of the user's file; SystemExit, too
@@ -113,7 +115,10 @@ class Program(asyncio.Protocol):
             self._close(episode)
         while self._calls:  # each within its limit; the run does not wait that long
             await asyncio.sleep(0.01)
-        os._exit(0)
+        try:
+            await self._shared.aclose()
+        finally:
+            os._exit(0)
 
     # Running a call
 
