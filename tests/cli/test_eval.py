@@ -9,20 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cli.conftest import PARAMS
 from zerogap.cli.main import main
 from zerogap.runtime.rollout_worker import RolloutWorker
 from zerogap.trajectory import SamplingParams
 
-CREATE = ["hidden_size=32", "intermediate_size=64", "num_layers=1", "max_position_embeddings=128"]
-PARAMS = ["--params", "min_terms=2", "max_terms=2", "min_digits=1", "max_digits=1"]
 DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "small"
-    assert main(["model", "create", str(folder), *CREATE, "--task", "chain_sum", *PARAMS]) == 0
-    return folder
 
 
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

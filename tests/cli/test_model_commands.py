@@ -9,19 +9,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
+from tests.cli.conftest import CREATE
 from zerogap.cli.arguments import parse_pairs
 from zerogap.cli.main import main
 from zerogap.cli.model_info import describe
-
-CREATE = ["hidden_size=32", "intermediate_size=64", "num_layers=1", "max_position_embeddings=128"]
-PARAMS = ["--params", "min_terms=2", "max_terms=2", "min_digits=1", "max_digits=1"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "small"
-    assert main(["model", "create", str(folder), *CREATE, "--task", "chain_sum", *PARAMS]) == 0
-    return folder
 
 
 def test_create_prints_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
