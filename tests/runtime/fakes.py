@@ -101,11 +101,10 @@ class FakeBackend:
         self._deaths, self._on_train = deaths, on_train
         self._longest_delay, self._longest_update = longest_delay, longest_update
         self._ticks, self._patience = ticks, patience
-        self._now = 0
+        self.now = 0
         self._update_at: int | None = None
         self.trained: list[list[FinishedGroup]] = []
         self.alive = self.most_alive = 0
-        self.idle_learner_ticks = 0
 
     def submit(self, items: Sequence[Item]) -> None:
         for request, _ in items:
@@ -122,13 +121,13 @@ class FakeBackend:
         assert self._update_at is None, "two updates at once"
         self._on_train(groups, living)
         self.trained.append(groups)
-        self._update_at = self._now + self._random.randint(1, self._longest_update)
+        self._update_at = self.now + self._random.randint(1, self._longest_update)
 
     def wait(self, timeout_s: float) -> Events:
         for _ in range(self._patience):
-            self._now += 1
+            self.now += 1
             events = Events([group for engine in self._engines for group in self._step(engine)])
-            if self._update_at is not None and self._now >= self._update_at:
+            if self._update_at is not None and self.now >= self._update_at:
                 self._update_at = None
                 self._version += 1
                 self.alive -= len(self.trained[-1])
@@ -150,7 +149,7 @@ class FakeBackend:
         pass
 
     def _send(self, engine: FakeEngine, message: Any) -> None:
-        engine.line.append((self._now + self._random.randint(0, self._longest_delay), message))
+        engine.line.append((self.now + self._random.randint(0, self._longest_delay), message))
 
     def _restart(self, engine: FakeEngine) -> None:
         lost = [message for _, message in engine.line if isinstance(message, GroupRequest)]
@@ -162,13 +161,13 @@ class FakeBackend:
     def _step(self, engine: FakeEngine) -> list[FinishedGroup]:
         if self._deaths and self._random.random() < self._deaths:
             self._restart(engine)
-        arrived = [message for at, message in engine.line if at <= self._now]
-        engine.line = [(at, message) for at, message in engine.line if at > self._now]
+        arrived = [message for at, message in engine.line if at <= self.now]
+        engine.line = [(at, message) for at, message in engine.line if at > self.now]
         engine.waiting += [message for message in arrived if isinstance(message, GroupRequest)]
         newest = max([engine.version, *(message for message in arrived if isinstance(message, int))])
         if newest > engine.version:
             if engine.on_update == "finish" and engine.running:
-                engine.line.append((self._now + 1, newest))  # the old weights go on until what runs has ended
+                engine.line.append((self.now + 1, newest))  # the old weights go on until what runs has ended
             else:
                 engine.version = newest
         may_start = [r for r in engine.waiting if not engine.obeys_min_version or r.min_version <= engine.version]

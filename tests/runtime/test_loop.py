@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.fakes import FakeBackend, Timing, fake_trajectory, lags, run, timings
+from zerogap.runtime import loop, meter
 from zerogap.runtime.backend import FinishedGroup, RunFailed
 from zerogap.runtime.queue import TrajectoryQueue
 from zerogap.trajectory import NOT_SAMPLED
@@ -115,10 +118,13 @@ def test_queue_refuses_a_group_twice() -> None:
         queue.put(group)
 
 
-def test_waits_are_attributed() -> None:
-    """A line of metrics says who waited for whom."""
-    backend = FakeBackend(seed=0)
+def test_waits_are_attributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of metrics says who waited for whom: at lag 0 a group of 5 ticks and an update of 1 follow each other."""
+    backend = FakeBackend(seed=0, ticks=lambda g: 5)
+    clock = SimpleNamespace(monotonic=lambda: float(backend.now))
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(meter, "time", clock)
     lines = run(backend, lag=0, batch=1, start=0, updates=3)
-    for line in lines:
-        assert line["wait/rollout_s"] >= 0 and line["wait/learner_s"] >= 0
-        assert line["queue/in_flight"] == 0 and line["queue/finished"] == 0
+    waits = [(line["wait/rollout_s"], line["wait/learner_s"], line["time/step_s"]) for line in lines]
+    assert waits == [(5.0, 1.0, 6.0)] * 3
+    assert {(line["queue/in_flight"], line["queue/finished"]) for line in lines} == {(0, 0)}

@@ -15,8 +15,9 @@ from tests.helpers import same_bits
 from tests.runtime.fakes import fake_trajectory
 from tests.runtime.support import TASK, tiny_recipe
 from zerogap.config import Task
-from zerogap.env.task import Example, make_task
+from zerogap.env.task import make_task
 from zerogap.gaps.split import split_tokens
+from zerogap.model.chat import load_tokenizer
 from zerogap.model.decoder import WeightMismatch, snapshot_digest
 from zerogap.runtime.backend import EngineStats, FinishedGroup, Item, RunSetup, Weights
 from zerogap.runtime.learner_worker import LearnerWorker
@@ -158,14 +159,17 @@ def test_foreign_contract_is_refused(tiny_model: Path) -> None:
     assert learner.learner.version == 0
 
 
-def test_grade_error_of_the_example_reaches_the_trajectory(tiny_model: Path) -> None:
-    """The text that was graded travels with the sample."""
+def test_the_text_that_was_graded_travels_with_the_sample(tiny_model: Path) -> None:
     worker, _ = build_rollout_worker(setup(tiny_model))
     request, example = item(0)
-    worker.submit([(request, Example(0, example.messages, example.payload))])
-    for trajectory in run_out(worker):
-        assert trajectory.reward is not None and trajectory.error is None
-        assert isinstance(trajectory.info["text"], str)
+    worker.submit([(request, example)])
+    done = run_out(worker)
+    assert len(done) == 4
+    tokenizer, task = load_tokenizer(tiny_model), make_task(Task(**TASK))
+    for trajectory in done:
+        text = tokenizer.decode(trajectory.sampled_token_ids, skip_special_tokens=True)
+        assert (trajectory.info["text"], trajectory.reward) == (text, task.grade(example, text))
+        assert trajectory.error is None
 
 
 def test_a_worker_that_was_busy_loads_only_the_newest_weights(tiny_model: Path) -> None:
