@@ -20,7 +20,7 @@ class Tools(Section):
     format: Literal["fenced", "tool_call"] = "fenced"
     """How a call is written. fenced: a ```python block. tool_call: JSON in <tool_call> tags, as Qwen and Hermes do; the
     tool is then described to the policy by the chat template."""
-    seconds: float = Field(5.0, gt=0)
+    seconds: float = Field(5.0, ge=0.01)
     """Longest call."""
     memory_mb: int = Field(256, ge=16)
     """MiB that the code of one episode may hold."""
