@@ -14,11 +14,10 @@ import resource
 import signal
 import socket
 import struct
-import time
 
 from zerogap.env.tools import bubblewrap, guest
-from zerogap.env.tools.interface import MAX_PRINTED_BYTES, ErrorClass, Limits, PythonSession, ToolResult
-from zerogap.env.tools.text import clean_source, tool_result
+from zerogap.env.tools.interface import MAX_PRINTED_BYTES, ErrorClass, Limits, PythonSession
+from zerogap.env.tools.session import Session
 
 _START_SECONDS = 60.0  # for the imports of the nursery on a busy machine
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
@@ -123,39 +122,13 @@ async def _fork(control: socket.socket) -> tuple[socket.socket, int]:
     return host, process
 
 
-class _CPythonSession:
+class _CPythonSession(Session):
     def __init__(self, backend: CPythonBackend, limits: Limits) -> None:
+        super().__init__(limits)
         self._backend = backend
-        self._limits = limits
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._pidfd = -1
-        self._restarted = False
-
-    async def run(self, code: str) -> ToolResult:
-        if self._reader is None:
-            await self._start()
-        restarted, self._restarted = self._restarted, False
-        written = bytearray()
-        error: ErrorClass | None
-        lost = False
-        started = time.perf_counter()
-        try:
-            async with asyncio.timeout(self._limits.seconds):
-                error = await self._exchange(code, written)
-        except TimeoutError:
-            error, lost = "timeout", True
-        except (asyncio.IncompleteReadError, OSError, _Broken):
-            error, lost = "crashed", True
-        except asyncio.CancelledError:
-            await self.close()
-            self._restarted = True
-            raise
-        seconds = time.perf_counter() - started
-        if lost:
-            await self.close()
-        text = written.decode(errors="replace")
-        return tool_result(text, error, seconds=seconds, limits=self._limits, lost=lost, restarted=restarted)
 
     async def close(self) -> None:
         if self._reader is None or self._writer is None:
@@ -171,6 +144,8 @@ class _CPythonSession:
         writer.close()
 
     async def _start(self) -> None:
+        if self._reader is not None:
+            return
         connection, process = await self._backend.fork()
         self._reader, self._writer = await asyncio.open_connection(sock=connection)
         self._pidfd = os.pidfd_open(process)
@@ -179,10 +154,23 @@ class _CPythonSession:
         limit_bytes = interpreter_bytes + self._limits.memory_mb * 2**20
         resource.prlimit(process, resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
+    async def _execute(self, code: str) -> tuple[str, ErrorClass | None, bool]:
+        written = bytearray()
+        error: ErrorClass | None
+        lost = False
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                error = await self._exchange(code, written)
+        except TimeoutError:
+            error, lost = "timeout", True
+        except (asyncio.IncompleteReadError, OSError, _Broken):
+            error, lost = "crashed", True
+        return written.decode(errors="replace"), error, lost
+
     async def _exchange(self, code: str, written: bytearray) -> ErrorClass | None:
         """Run code in the session; its text goes to `written` as it comes."""
         assert self._reader is not None and self._writer is not None
-        payload = clean_source(code).encode()
+        payload = code.encode()
         self._writer.write(guest.FRAME.pack(guest.CODE, len(payload)) + payload)
         while True:
             kind, length = guest.FRAME.unpack(await self._reader.readexactly(guest.FRAME.size))

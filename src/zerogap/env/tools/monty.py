@@ -10,7 +10,6 @@ import ast
 import asyncio
 import itertools
 import re
-import time
 import warnings
 
 from pydantic_monty import (
@@ -22,8 +21,8 @@ from pydantic_monty import (
     MontySyntaxError,
 )
 
-from zerogap.env.tools.interface import MAX_PRINTED_BYTES, ErrorClass, Limits, PythonSession, ToolResult
-from zerogap.env.tools.text import clean_source, tool_result
+from zerogap.env.tools.interface import MAX_PRINTED_BYTES, ErrorClass, Limits, PythonSession
+from zerogap.env.tools.session import Session
 
 _GRACE_SECONDS = 0.25  # between Monty's own time limit and the end of its worker
 _UNLIMITED = 1_000_000
@@ -58,24 +57,26 @@ class MontyBackend:
             await self._pool.__aexit__(None, None, None)
 
 
-class _MontySession:
+class _MontySession(Session):
     def __init__(self, pool: AsyncMonty, limits: Limits) -> None:
+        super().__init__(limits)
         self._pool = pool
-        self._limits = limits
         self._worker: AsyncMontySession | None = None
         self._sources: list[str] = []  # by Monty's number of the call, for tracebacks
-        self._restarted = False
 
-    async def run(self, code: str) -> ToolResult:
-        code = clean_source(code)
-        worker = await self._living_worker()
-        restarted, self._restarted = self._restarted, False
+    async def close(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.__aexit__(None, None, None)
+
+    async def _execute(self, code: str) -> tuple[str, ErrorClass | None, bool]:
+        worker = self._worker
+        assert worker is not None
         self._sources.append(code)
         printed = CollectString(max_bytes=MAX_PRINTED_BYTES)
         error: ErrorClass | None = None
         traceback = ""
         lost = False
-        started = time.perf_counter()
         try:
             # Monty's limit counts execution, and its pool ends a worker that overruns it even while our event loop is
             # busy; this one counts sleeps, too. Cancelling ends the worker.
@@ -91,23 +92,9 @@ class _MontySession:
             error, traceback = self._classify(reason)
             # A time limit stops Monty anywhere, so that its heap is not to be used again.
             lost = error == "timeout" or worker.worker_pid is None
-        except asyncio.CancelledError:
-            await self.close()
-            self._restarted = True
-            raise
-        seconds = time.perf_counter() - started
-        if lost:
-            await self.close()
-        return tool_result(
-            printed.output + traceback, error, seconds=seconds, limits=self._limits, lost=lost, restarted=restarted
-        )
+        return printed.output + traceback, error, lost
 
-    async def close(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await worker.__aexit__(None, None, None)
-
-    async def _living_worker(self) -> AsyncMontySession:
+    async def _start(self) -> None:
         if self._worker is None:
             worker = self._pool.checkout(
                 limits={
@@ -121,7 +108,6 @@ class _MontySession:
             await worker.feed_run(_PRELUDE)
             self._worker = worker
             self._sources = [_PRELUDE]
-        return self._worker
 
     def _classify(self, reason: MontyRuntimeError) -> tuple[ErrorClass, str]:
         """Class and traceback. For its limits Monty raises what the code could raise, but without a place in it."""
