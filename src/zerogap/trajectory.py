@@ -31,6 +31,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int = 0
 
+    @property
+    def logprob_temperature(self) -> float:
+        """What recorded log-probabilities are at: the temperature, or 1 where the most likely token was taken."""
+        return self.temperature or 1.0
+
 
 @dataclass(frozen=True)
 class GroupRequest:

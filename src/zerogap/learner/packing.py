@@ -6,8 +6,8 @@ once for all sequences of a micro-batch that begin alike up to it: the samples o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -124,20 +124,26 @@ class _Rows:
         )
 
 
+def pack_by_temperature(trajectories: Sequence[Trajectory], token_budget: int) -> Iterator[tuple[MicroBatch, float]]:
+    """Micro-batches, each with the one temperature at which all its log-probabilities were recorded. trained_N counts
+    the sampled tokens of all trajectories."""
+    temperatures = [trajectory.sampling.logprob_temperature for trajectory in trajectories]
+    places = torch.arange(sum(t.num_sampled for t in trajectories)).split([t.num_sampled for t in trajectories])
+    for temperature in sorted(set(temperatures)):
+        members = [index for index, value in enumerate(temperatures) if value == temperature]
+        places_N = torch.cat([places[index] for index in members])
+        for batch in pack([trajectories[index] for index in members], token_budget):
+            yield replace(batch, trained_N=places_N[batch.trained_N]), temperature
+
+
 @torch.no_grad()
 def score(decoder: Decoder, trajectories: Sequence[Trajectory], token_budget: int) -> list[torch.Tensor]:
     """The learner's packed forward: for each trajectory fp32 [sampled tokens], the logprob of each sampled token.
 
     Each trajectory is scored at the temperature it was sampled at (a greedy one at 1, as the engine records it).
     """
-    scores: list[torch.Tensor] = [torch.empty(0)] * len(trajectories)
-    temperatures = [trajectory.sampling.temperature or 1.0 for trajectory in trajectories]
-    for temperature in sorted(set(temperatures)):
-        members = [index for index, value in enumerate(temperatures) if value == temperature]
-        counts = [trajectories[index].num_sampled for index in members]
-        logprobs_N = torch.empty(sum(counts))
-        for micro_batch in pack([trajectories[index] for index in members], token_budget):
-            logprobs_N[micro_batch.trained_N] = micro_batch.logprobs(decoder, temperature)
-        for index, part in zip(members, torch.split(logprobs_N, counts), strict=True):
-            scores[index] = part
-    return scores
+    counts = [trajectory.num_sampled for trajectory in trajectories]
+    logprobs_N = torch.empty(sum(counts))
+    for batch, temperature in pack_by_temperature(trajectories, token_budget):
+        logprobs_N[batch.trained_N] = batch.logprobs(decoder, temperature)
+    return list(logprobs_N.split(counts))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from zerogap.gaps.audit.rescore import Rescored
-from zerogap.learner.packing import pack, score
+from zerogap.gaps.audit.selection import ROWS, reduced, spread
+from zerogap.learner.packing import pack_by_temperature, score
 
 TOKENS, ROLLOUTS = 256, 8  # most of a probe: its logits take 4 bytes * 256 * vocabulary
-ROWS = 2048  # per forward
 PAIRED, PROMPTS, ANSWER = 3, 8, 32  # how much is tried behind other prompts
 
 
@@ -24,43 +24,31 @@ class Probe:
     recorded_S: torch.Tensor
     temperatures_S: torch.Tensor
 
-    def distributions(self, temperatures_S: torch.Tensor) -> torch.Tensor:
-        """fp32 [S, V]: log-probabilities at these temperatures."""
-        return (self.logits_SV / temperatures_S[:, None]).log_softmax(-1)
-
 
 @torch.no_grad()
 def take_probe(rescored: Rescored) -> Probe:
     """Tokens of a few rollouts that differ, spread over the file."""
     split, wanted_N = rescored.split, rescored.of_behaviour_N
-    owners = split.owners_N[wanted_N & split.unequal_N].unique()
-    owners = _spread(owners, ROLLOUTS)
-    wanted_N = wanted_N & torch.isin(split.owners_N, owners)
-    indices = wanted_N.nonzero()[:, 0]
-    indices = _spread(indices, TOKENS)
-    trajectories = []
-    for owner in owners.tolist():
-        trajectory = split.trajectories[owner]
-        positions = set(split.positions_N[indices[split.owners_N[indices] == owner]].tolist())
-        mask = [int(position in positions) for position in range(len(trajectory.token_ids))]
-        trajectories.append(replace(trajectory, loss_mask=mask))
+    owners = spread(split.owners_N[wanted_N & split.unequal_N].unique(), ROLLOUTS)
+    indices = spread((wanted_N & torch.isin(split.owners_N, owners)).nonzero()[:, 0], TOKENS)
+    trajectories = reduced(split, torch.zeros_like(wanted_N).index_fill(0, indices, True))
     model = rescored.behaviour
     logits_SV = torch.empty(indices.numel(), model.vocab)
     targets_S = torch.empty(indices.numel(), dtype=torch.int64)
-    for batch in pack(trajectories, ROWS):
-        hidden_TH = model.hidden(batch.tokens_T, batch.rows, None)
-        logits_SV[batch.trained_N] = model.logits(hidden_TH.index_select(0, batch.rows_N)).float()[:, : model.vocab]
+    temperatures_S = torch.empty(indices.numel())
+    for batch, temperature in pack_by_temperature(trajectories, ROWS):
+        hidden_TH = model.hidden(batch.tokens_T, batch.rows)
+        logits_SV[batch.trained_N] = model.logits(hidden_TH.index_select(0, batch.rows_N))[:, : model.vocab]
         targets_S[batch.trained_N] = batch.targets_N
-    temperatures = [split.trajectories[owner].sampling.temperature or 1.0 for owner in split.owners_N[indices].tolist()]
-    return Probe(logits_SV, targets_S, split.recorded_N[indices], torch.tensor(temperatures))
+        temperatures_S[batch.trained_N] = temperature
+    return Probe(logits_SV, targets_S, split.recorded_N[indices], temperatures_S)
 
 
 def gaps_behind_other_prompts(rescored: Rescored) -> list[tuple[float, float]]:
     """For a few rollouts: mean |recorded - rescored| of the first sampled tokens behind their own prompt, and the least
     of it behind any of the prompts that stand nearest in the file. Empty where all prompts are the same."""
     split = rescored.split
-    owners = split.owners_N[rescored.of_behaviour_N & split.unequal_N].unique()
-    owners = _spread(owners, PAIRED)
+    owners = spread(split.owners_N[rescored.of_behaviour_N & split.unequal_N].unique(), PAIRED)
     prompts = [tuple(t.token_ids[: t.loss_mask.index(1)]) for t in split.trajectories]
     gaps = []
     for owner in owners.tolist():
@@ -89,9 +77,3 @@ def gaps_behind_other_prompts(rescored: Rescored) -> list[tuple[float, float]]:
         found = [float((scores - recorded).abs().mean()) for scores in score(rescored.behaviour, tried, ROWS)]
         gaps.append((found[0], min(found[1:])))
     return gaps
-
-
-def _spread(values: torch.Tensor, most: int) -> torch.Tensor:
-    """At most so many of them, evenly spread, each once."""
-    count = min(most, values.numel())
-    return values[torch.arange(count) * values.numel() // max(count, 1)]

@@ -7,20 +7,20 @@ its first unequal one: the equal tokens before it are evidence, too, that costs 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from zerogap.gaps.audit.finding import LISTED, Finding
 from zerogap.gaps.audit.rescore import Rescored
-from zerogap.learner.packing import pack, score
+from zerogap.gaps.audit.selection import ROWS, reduced, spread
+from zerogap.learner.packing import pack, pack_by_temperature, score
 from zerogap.model.decoder import Decoder
 from zerogap.trajectory import Trajectory
 
 LEAST_TOKENS = 8  # fewer fit something by chance
 QUICK_TOKENS, QUICK_AFTER = 16, 24  # of the sample for a search; tokens of a rollout after its first unequal one
 WITNESSES, WITNESS_AFTER = 8, 32  # rollouts of the sample that a finding is measured on
-ROWS = 2048  # per forward: memory, not bits
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -64,13 +64,8 @@ class Sample:
 
     def backward(self, model: Decoder, weights_S: torch.Tensor) -> None:
         """Add to the gradients of a trainable model those of the weighted sum of the tokens' log-probabilities."""
-        parts = weights_S.split([trajectory.num_sampled for trajectory in self.trajectories])
-        temperatures = [trajectory.sampling.temperature or 1.0 for trajectory in self.trajectories]
-        for temperature in sorted(set(temperatures)):
-            members = [index for index, value in enumerate(temperatures) if value == temperature]
-            weights_N = torch.cat([parts[index] for index in members])
-            for batch in pack([self.trajectories[index] for index in members], ROWS):
-                (batch.logprobs(model, temperature) * weights_N[batch.trained_N]).sum().backward()
+        for batch, temperature in pack_by_temperature(self.trajectories, ROWS):
+            (batch.logprobs(model, temperature) * weights_S[batch.trained_N]).sum().backward()
 
     def fit(self, logprobs_S: torch.Tensor) -> Fit:
         before, after = ((x_S.double() - self.recorded_S.double()).abs() for x_S in (self.own_S, logprobs_S))
@@ -123,9 +118,7 @@ def take_case(rescored: Rescored) -> Case | None:
         quick = _sample(rescored, first, owners[:count], QUICK_AFTER)
     if quick.recorded_S.numel() < LEAST_TOKENS:
         return None
-    spread = sorted(first)
-    chosen = [spread[i * len(spread) // WITNESSES] for i in range(WITNESSES)] if len(spread) > WITNESSES else spread
-    witness = _sample(rescored, first, chosen, WITNESS_AFTER)
+    witness = _sample(rescored, first, spread(torch.tensor(sorted(first)), WITNESSES).tolist(), WITNESS_AFTER)
     return Case(rescored.behaviour, rescored.behaviour_version, quick, witness)
 
 
@@ -134,11 +127,6 @@ def _sample(rescored: Rescored, first: Mapping[int, int], owners: Sequence[int],
     for owner in owners:
         wanted_N |= (split.owners_N == owner) & (split.positions_N < first[owner] + after)
     wanted_N &= rescored.of_behaviour_N
-    trajectories = []
-    for owner in sorted(owners):
-        trajectory = split.trajectories[owner]
-        positions = set(split.positions_N[wanted_N & (split.owners_N == owner)].tolist())
-        mask = [int(position in positions) for position in range(len(trajectory.token_ids))]
-        trajectories.append(replace(trajectory, loss_mask=mask))
+    trajectories = reduced(split, wanted_N)
     rows = sum(batch.rows.num_rows for batch in pack(trajectories, ROWS))
     return Sample(trajectories, split.recorded_N[wanted_N], split.own_N[wanted_N], rows)

@@ -56,7 +56,7 @@ def other_temperature(probe: Probe) -> Finding | None:
 def truncated(probe: Probe) -> Finding | None:
     """The recorded log-probabilities are of a distribution cut to its top k or top p and renormalised: each is larger
     by minus the log of the mass that was kept."""
-    logprobs_SV = probe.distributions(probe.temperatures_S)
+    logprobs_SV = (probe.logits_SV / probe.temperatures_S[:, None]).log_softmax(-1)
     own_S = logprobs_SV.gather(1, probe.targets_S[:, None])[:, 0]
     sorted_SV = logprobs_SV.sort(-1, descending=True).values
     mass_SV = sorted_SV.exp().cumsum(-1)

@@ -60,5 +60,5 @@ def _score_one(model: Decoder, earlier: Decoder, trajectory: Trajectory) -> torc
         earlier.hidden(tokens_T[:first], RowBatch.paged([(0, first)], [pages], PACKED_PAGE_SIZE), cache)
     rows = RowBatch.paged([(first, last - first)], [pages], PACKED_PAGE_SIZE)
     hidden_TH = model.hidden(tokens_T[first:last], rows, cache)
-    temperature = trajectory.sampling.temperature or 1.0
-    return model.logprobs(hidden_TH[positions_N - 1 - first], tokens_T[positions_N], temperature)
+    predicting_SH = hidden_TH[positions_N - 1 - first]
+    return model.logprobs(predicting_SH, tokens_T[positions_N], trajectory.sampling.logprob_temperature)

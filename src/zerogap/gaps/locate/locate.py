@@ -85,7 +85,7 @@ def locate(
     chosen = _within_budget(first, rollouts)
     for rollout, tokens in sorted(chosen, key=lambda pair: pair[0].line):
         token_ids = rollout.trajectory.token_ids[: tokens + 1]
-        temperature = rollout.trajectory.sampling.temperature or 1.0
+        temperature = rollout.trajectory.sampling.logprob_temperature
         recording = record(first, token_ids, temperature)
         for comparison in (cumulative, isolated):
             comparison.begin(rollout.line, recording)
