@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from tests.helpers import tiny_decoder
-from zerogap.gaps.audit.mixture import EMBED, HEAD, LEAST_TRIALS, changed_tensors, fitting_set, mixed
+from zerogap.gaps.audit.mixture import (
+    DIRECTIONS,
+    EMBED,
+    HEAD,
+    LEAST_TRIALS,
+    changed_tensors,
+    first_order_effects,
+    fitting_set,
+    mixed,
+)
 from zerogap.gaps.audit.sample import Sample
 from zerogap.model.decoder import Decoder
 from zerogap.trajectory import SamplingParams, Trajectory
@@ -40,6 +49,11 @@ def sample_of(truth: Decoder, model: Decoder) -> Sample:
     trajectories = [Trajectory(t, mask, nothing, mask, "eos", 0, 0, 0, sampling) for t in ids]
     sample = Sample(trajectories, torch.empty(0), torch.empty(0), 48)
     return Sample(trajectories, sample.score(truth), sample.score(model), 48)
+
+
+def found(model: Decoder, other: Tensors, sample: Sample) -> tuple[str, frozenset[str]] | None:
+    (effects,) = first_order_effects(model, [other], sample)
+    return fitting_set(model, other, effects, sample)
 
 
 def first_to(last: str) -> Callable[[list[str]], list[str]]:
@@ -83,7 +97,7 @@ def test_the_set_is_found(
     score = Sample.score
     monkeypatch.setattr(Sample, "score", lambda self, m: (forwards.append(m), score(self, m))[1])
     label = label.replace("LAST", "norm" if model.config.tie_word_embeddings else "head")
-    assert fitting_set(model, other, sample) == (label, chosen)
+    assert found(model, other, sample) == (label, chosen)
     assert len(forwards) < 12
 
 
@@ -93,12 +107,12 @@ def test_what_does_not_differ_is_not_in_the_set(model: Decoder) -> None:
     other |= {name: updated(model)[name] for name in ("layers.5.qkv", "layers.5.down")}
     assert changed_tensors(model, other) == ["layers.5.qkv", "layers.5.down"]
     sample = sample_of(mixed(model, other, ["layers.5.down"]), model)
-    assert fitting_set(model, other, sample) == ("layers.5.down", {"layers.5.down"})
+    assert found(model, other, sample) == ("layers.5.down", {"layers.5.down"})
 
 
 def test_equal_weights_have_no_mixture(model: Decoder) -> None:
     other = {name: weight.data.clone() for name, weight in model.weights.items()}
-    assert fitting_set(model, other, sample_of(model, model)) is None
+    assert found(model, other, sample_of(model, model)) is None
 
 
 def test_the_search_ends(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,5 +122,20 @@ def test_the_search_ends(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> Non
     forwards: list[Decoder] = []
     score = Sample.score
     monkeypatch.setattr(Sample, "score", lambda self, m: (forwards.append(m), score(self, m))[1])
-    assert fitting_set(model, updated(model), sample) is not None
+    assert found(model, updated(model), sample) is not None
     assert len(forwards) == LEAST_TRIALS
+
+
+def test_gradients_are_taken_once_for_all_sets(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And say of each what they say of it alone."""
+    others = [updated(model), {name: weight.data.bfloat16().float() for name, weight in model.weights.items()}]
+    sample = sample_of(tiny_decoder(num_layers=LAYERS, seed=3), model)
+    alone = [first_order_effects(model, [other], sample)[0] for other in others]
+    calls: list[torch.Tensor] = []
+    backward = Sample.backward
+    monkeypatch.setattr(Sample, "backward", lambda self, m, w: (calls.append(w), backward(self, m, w))[1])
+    together = first_order_effects(model, others, sample)
+    assert len(calls) == DIRECTIONS
+    for effects, expected in zip(together, alone, strict=True):
+        assert list(effects) == list(expected)
+        assert all(effects[name].any() and torch.equal(effects[name], expected[name]) for name in effects)

@@ -6,19 +6,21 @@ A cause that explains little is not listed; none may be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import chain
 
 from zerogap.gaps.audit.candidates import Candidates
 from zerogap.gaps.audit.finding import ENOUGH, LISTED, Finding
-from zerogap.gaps.audit.precision_causes import engine_in_bf16, head_in_bf16, tensor_in_bf16, weights_in_bf16
+from zerogap.gaps.audit.mixture import causes_in_mixtures
+from zerogap.gaps.audit.precision_causes import engine_in_bf16, head_in_bf16, narrowed, weights_in_bf16
 from zerogap.gaps.audit.rescore import Rescored
 from zerogap.gaps.audit.sample import Case, take_case
 from zerogap.gaps.audit.token_causes import causes_in_tokens
-from zerogap.gaps.audit.weight_causes import other_head, other_version, part_of_version, stale_cache
+from zerogap.gaps.audit.weight_causes import other_head, other_version, stale_cache
 
-Step = Callable[[], Finding | None]
+OF_A_VERSION = (other_version, other_head, stale_cache)
+OF_A_PRECISION = (engine_in_bf16, head_in_bf16, weights_in_bf16)
 
 
 def diagnose(rescored: Rescored, candidates: Candidates, progress: Callable[[int], None]) -> list[Finding]:
@@ -40,17 +42,18 @@ def diagnose(rescored: Rescored, candidates: Candidates, progress: Callable[[int
 
 def _other_weights(case: Case, candidates: Candidates, progress: Callable[[int], None]) -> list[Finding]:
     """Until one fits as bits; the searches only where nothing else explains the gap."""
-    cheap, searches = _steps(case, candidates)
+    near = candidates.near(case.version)
+    # Tensors that missed one update are of the version before; those that are never sent are of the first.
+    likely = list(dict.fromkeys([*near[:1], *sorted(near)[:1]]))
+    cheap = len(near) * len(OF_A_VERSION) + len(OF_A_PRECISION)
+    steps = cheap + len(likely) + 1
     findings: list[Finding] = []
-    done = 0
-    for number, step in enumerate([*cheap, *searches], 1):
-        if _best(findings) == 1 or (_best(findings) >= ENOUGH and number > len(cheap)):
-            break
-        finding = step()
+    tried = chain(_cheap_causes(case, candidates, near), _searches(case, candidates, likely))
+    for number, finding in enumerate(tried, 1):
         findings += [] if finding is None else [finding]
-        share = 100 * number // (len(cheap) + len(searches))
-        progress(share - done)
-        done = share
+        progress(100 * number // steps - 100 * (number - 1) // steps)
+        if _best(findings) == 1 or (_best(findings) >= ENOUGH and number >= cheap):
+            break
     return findings
 
 
@@ -66,21 +69,19 @@ def _on_what_differs(rescored: Rescored, candidates: Candidates) -> Rescored:
     return replace(rescored, behaviour=model, behaviour_version=version)
 
 
-def _steps(case: Case, candidates: Candidates) -> tuple[list[Step], list[Step]]:
-    """Those of a forward or two each, and searches of some dozens."""
-    near = candidates.near(case.version)
-    cheap: list[Step] = []
-    for version in near:
-        cheap += [partial(_try, cause, case, candidates, version) for cause in (other_version, other_head, stale_cache)]
-    cheap += [partial(cause, case) for cause in (engine_in_bf16, head_in_bf16, weights_in_bf16)]
-    # Tensors that missed one update are of the version before; those that are never sent are of the first.
-    likely = dict.fromkeys([*near[:1], *sorted(near)[:1]])
-    searches: list[Step] = [partial(_try, part_of_version, case, candidates, version) for version in likely]
-    return cheap, [*searches, partial(tensor_in_bf16, case)]
+def _cheap_causes(case: Case, candidates: Candidates, versions: Sequence[int]) -> Iterator[Finding | None]:
+    """A forward or two each."""
+    for version in versions:
+        for cause in OF_A_VERSION:
+            yield cause(case, version, candidates.weights[version])
+    for cause_in_precision in OF_A_PRECISION:
+        yield cause_in_precision(case)
 
 
-def _try(cause: Callable[..., Finding | None], case: Case, candidates: Candidates, version: int) -> Finding | None:
-    return cause(case, version, candidates.weights[version])
+def _searches(case: Case, candidates: Candidates, versions: Sequence[int]) -> Iterator[Finding | None]:
+    """Some dozens of forwards each."""
+    others = {f"of {case.named(version)}": candidates.weights[version] for version in versions}
+    yield from causes_in_mixtures(case, {**others, "narrowed to bf16": narrowed(case.model)})
 
 
 def _best(findings: Sequence[Finding]) -> float:

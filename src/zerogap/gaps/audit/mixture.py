@@ -2,21 +2,23 @@
 
 Tried are whole parts (the embedding, the head, a layer), a kind of tensor in all layers, runs of tensors in the order
 in which they are delivered, and single tensors. A gradient says, to first order, what each of them would do to the
-log-probabilities, so that the likely ones are tried first: in a large model, no others.
+log-probabilities, so that the likely ones are tried first: in a large model, no others. Gradients are of the model, so
+they are taken once for all sets of other weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from zerogap.gaps.audit.sample import Sample, Tensors
+from zerogap.gaps.audit.finding import Finding
+from zerogap.gaps.audit.sample import Case, Sample, Tensors
 from zerogap.kernels import Weight
 from zerogap.model.decoder import Decoder
 
 SEARCH_ROWS, LEAST_TRIALS = 1536, 16  # about the rows of all forwards of a search; forwards however long prompts are
-DIRECTIONS = 8  # gradients of a search
+DIRECTIONS = 8  # gradients
 HEAD, EMBED, NORM, LAYERS = "head", "embed", "norm", "layers"
 
 Chosen = frozenset[str]
@@ -42,15 +44,29 @@ def changed_tensors(model: Decoder, other: Tensors) -> list[str]:
     return names
 
 
-def fitting_set(model: Decoder, other: Tensors, sample: Sample) -> tuple[str, Chosen] | None:
+def causes_in_mixtures(case: Case, others: Mapping[str, Tensors]) -> Iterator[Finding | None]:
+    """Some tensors are not those of the case's model: for each of the others the set of its tensors that explains most,
+    None where none explains enough. others: what to say of such tensors ("narrowed to bf16"), and all of them."""
+    effects = first_order_effects(case.model, list(others.values()), case.quick)
+    for (said, other), effect in zip(others.items(), effects, strict=True):
+        found = fitting_set(case.model, other, effect, case.quick)
+        if found is None:
+            yield None
+        else:
+            name, chosen = found
+            yield case.tried_model(f"{name} {said}", mixed(case.model, other, chosen))
+
+
+def fitting_set(
+    model: Decoder, other: Tensors, effects: Mapping[str, torch.Tensor], sample: Sample
+) -> tuple[str, Chosen] | None:
     """The set whose tensors, taken from `other`, come nearest to what was recorded, and what to call it. Not the set of
-    all. None where nothing can be tried."""
-    changed = changed_tensors(model, other)
-    proposals = _proposals(changed, tied=HEAD not in model.weights)
+    all. None where nothing can be tried. effects: of each tensor that differs."""
+    proposals = _proposals(list(effects), tied=HEAD not in model.weights)
     if not proposals:
         return None
-    effects_CK = _first_order_effects(model, other, changed, sample)
-    members_PC = torch.tensor([[float(name in chosen) for name in changed] for _, chosen in proposals])
+    effects_CK = torch.stack(list(effects.values()))
+    members_PC = torch.tensor([[float(name in chosen) for name in effects] for _, chosen in proposals])
     target_K = _directions(sample) @ (sample.recorded_S - sample.own_S)
     order_P = (members_PC @ effects_CK - target_K).norm(dim=1).argsort()
     trials = max(LEAST_TRIALS, SEARCH_ROWS // sample.rows)
@@ -89,23 +105,26 @@ def _directions(sample: Sample) -> torch.Tensor:
     return torch.randint(2, (DIRECTIONS, len(sample.own_S)), generator=generator).float() * 2 - 1
 
 
-def _first_order_effects(model: Decoder, other: Tensors, changed: Sequence[str], sample: Sample) -> torch.Tensor:
-    """fp32 [C, K]: gradient times change, how each changed tensor alone would move the K sums."""
+def first_order_effects(model: Decoder, others: Sequence[Tensors], sample: Sample) -> list[dict[str, torch.Tensor]]:
+    """For each of the others, of each tensor that differs: fp32 [K], gradient times change, how that change alone would
+    move the K sums."""
+    effects = [{name: torch.empty(DIRECTIONS) for name in changed_tensors(model, other)} for other in others]
+    if not any(effects):
+        return effects
     own = {name: weight.data for name, weight in model.weights.items()}
     weights = {name: Weight(data, trainable=True) for name, data in own.items()}
     learner = Decoder(model.config, model.kernels, weights, model.vocab, rotary=(model.cos_PR, model.sin_PR))
     if HEAD not in own:
         learner.head = weights[HEAD] = Weight(own[EMBED], trainable=True)
-    others = {name: other[name if name in other else EMBED] for name in changed}
-    changes = [(others[name].float() - weights[name].data.float()).flatten() for name in changed]
-    effects_CK = torch.empty(len(changed), DIRECTIONS)
     for k, direction_S in enumerate(_directions(sample)):
         sample.backward(learner, direction_S)
-        for c, name in enumerate(changed):
-            effects_CK[c, k] = _gradient(weights[name]).flatten() @ changes[c]
+        for other, effect in zip(others, effects, strict=True):
+            for name, effect_K in effect.items():
+                change = other[name if name in other else EMBED].float() - weights[name].data.float()
+                effect_K[k] = _gradient(weights[name]).flatten() @ change.flatten()
         for weight in weights.values():
             _gradient(weight).zero_()
-    return effects_CK
+    return effects
 
 
 def _gradient(weight: Weight) -> torch.Tensor:

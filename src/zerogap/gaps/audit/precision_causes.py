@@ -1,6 +1,6 @@
-"""Causes of a KERNEL gap that lie in precision: the engine, its weights, one tensor or the head in bf16.
+"""Causes of a KERNEL gap that lie in precision: the engine, its weights or the head in bf16.
 
-Each is one function of the case; None where it explains too little.
+Each is one function of the case; None where it explains too little. A few tensors in bf16: mixture.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import torch
 
 from zerogap.gaps.audit.finding import Finding
-from zerogap.gaps.audit.mixture import fitting_set, mixed
 from zerogap.gaps.audit.sample import Case, Tensors
 from zerogap.kernels import Weight
 from zerogap.model.decoder import Decoder
@@ -40,19 +39,12 @@ def weights_in_bf16(case: Case) -> Finding | None:
     """Weights went through bf16 on their way to an engine that computes in fp32."""
     if case.model.dtype == torch.bfloat16:
         return None
-    return _best(case, {"weights narrowed to bf16": case.model.view(_narrowed(case.model))})
+    return case.tried_model("weights narrowed to bf16", case.model.view(narrowed(case.model)))
 
 
-def tensor_in_bf16(case: Case) -> Finding | None:
-    """Some of the weights, mostly one tensor, went through bf16."""
-    if case.model.dtype == torch.bfloat16:
-        return None
-    narrowed = _narrowed(case.model)
-    found = fitting_set(case.model, narrowed, case.quick)
-    if found is None:
-        return None
-    name, chosen = found
-    return _best(case, {f"{name} narrowed to bf16": mixed(case.model, narrowed, chosen)})
+def narrowed(model: Decoder) -> dict[str, torch.Tensor]:
+    """Its tensors after a way through bf16."""
+    return {name: weight.data.bfloat16().to(model.dtype) for name, weight in model.weights.items()}
 
 
 class _Bf16Head(Decoder):
@@ -77,7 +69,3 @@ class _Bf16Head(Decoder):
 def _best(case: Case, models: Mapping[str, Decoder]) -> Finding | None:
     findings = [case.tried_model(cause, model) for cause, model in models.items()]
     return max(filter(None, findings), key=lambda finding: finding.explained, default=None)
-
-
-def _narrowed(model: Decoder) -> dict[str, torch.Tensor]:
-    return {name: weight.data.bfloat16().float() for name, weight in model.weights.items()}

@@ -1,6 +1,6 @@
-"""Causes of a KERNEL gap that lie in the weights of another version: all, the head's, a cache's, a part of them.
+"""Causes of a KERNEL gap that lie in the weights of another version: all, the head's, a cache's.
 
-Each is one function of a version and its tensors; None where it explains too little.
+Each is one function of a version and its tensors; None where it explains too little. Of some tensors: mixture.py.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from zerogap.gaps.audit.finding import Finding
-from zerogap.gaps.audit.mixture import HEAD, fitting_set, mixed
+from zerogap.gaps.audit.mixture import HEAD, mixed
 from zerogap.gaps.audit.sample import Case, Sample, Tensors
 from zerogap.kernels.rows import PACKED_PAGE_SIZE, RowBatch
 from zerogap.model.decoder import Decoder
@@ -32,15 +32,6 @@ def stale_cache(case: Case, version: int, tensors: Tensors) -> Finding | None:
     earlier = case.model.view(dict(tensors))
     cause = f"stale prefix cache: keys and values of {case.named(version)}"
     return case.tried(cause, lambda sample: _score_behind_cache(case.model, earlier, sample))
-
-
-def part_of_version(case: Case, version: int, tensors: Tensors) -> Finding | None:
-    """Half-applied weights: some tensors are of another version."""
-    found = fitting_set(case.model, tensors, case.quick)
-    if found is None:
-        return None
-    name, chosen = found
-    return case.tried_model(f"{name} of {case.named(version)}", mixed(case.model, tensors, chosen))
 
 
 @torch.no_grad()
