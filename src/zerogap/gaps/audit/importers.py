@@ -20,6 +20,7 @@ from zerogap.gaps.audit.molt import molt_records
 from zerogap.gaps.audit.record_files import Record, json_records, parquet_records
 from zerogap.gaps.audit.schema import Rollout, RolloutFileError, parse_rollout
 
+Values = list[Any]  # one entry per token
 READERS = {".parquet": parquet_records, ".pt": molt_records}  # any other file: JSON lines
 
 
@@ -98,10 +99,10 @@ def _from_prime_rl_sample(record: Record) -> dict[str, Any]:
 def _from_prime_rl_split(record: Record) -> dict[str, Any]:
     """Both masks say which tokens are trained; nothing is padded."""
     prompt, answer = _field(record, "prompt_ids"), _field(record, "completion_ids")
-    masks = [_field(record, "prompt_mask", len(prompt)), _field(record, "completion_mask", len(answer))]
+    mask = _field(record, "completion_mask", len(answer))
     recorded = _field(record, "completion_logprobs", len(answer))
-    joined = _joined(record, prompt, answer, [m for mask in masks for m in mask], recorded)
-    return joined | _one_temperature(record, "completion_temperatures", masks[1])
+    joined = _joined(record, prompt, answer, _field(record, "prompt_mask", len(prompt)) + mask, recorded)
+    return joined | _one_temperature(record, "completion_temperatures", mask)
 
 
 def _from_trl(record: Record) -> dict[str, Any]:
@@ -110,13 +111,9 @@ def _from_trl(record: Record) -> dict[str, Any]:
     prompt, answer = _field(record, "prompt_ids"), _field(record, "completion_ids")
     name = "logprobs" if "logprobs" in record else "sampling_per_token_logps"
     recorded = _of_sampled(record, name, answer)
-    real = _field(record, "completion_mask", len(answer)) if "completion_mask" in record else [1] * len(answer)
-    tool = next((key for key in ("tool_mask", "env_mask") if record.get(key) is not None), None)
-    sampled = [1] * len(answer) if tool is None else _field(record, tool, len(answer))
-    if "prompt_mask" in record:
-        prompt = _kept(prompt, _field(record, "prompt_mask", len(prompt)))
-    sampled = [0] * len(prompt) + _kept(sampled, real)
-    return _joined(record, prompt, _kept(answer, real), sampled, _kept(recorded, real))
+    real = _mask(record, "prompt_mask", len(prompt)) + _mask(record, "completion_mask", len(answer))
+    tool = "tool_mask" if record.get("tool_mask") is not None else "env_mask"
+    return _joined(record, prompt, answer, [0] * len(prompt) + _mask(record, tool, len(answer)), recorded, real)
 
 
 def _trl_rollouts(record: Record) -> Iterator[Record]:
@@ -134,7 +131,7 @@ def _trl_rollouts(record: Record) -> Iterator[Record]:
         yield {**record, **single, "prompt_ids": prompts[index * len(prompts) // count]}
 
 
-def _of_sampled(record: Record, name: str, answer: list[Any]) -> list[Any]:
+def _of_sampled(record: Record, name: str, answer: Values) -> Values:
     """One log-probability per token, of a list of numbers, or of lists by rank that `logprob_token_ids` names."""
     values = _field(record, name, len(answer))
     if not any(isinstance(value, list) for value in values):
@@ -165,10 +162,7 @@ def _from_verl(record: Record) -> dict[str, Any]:
     attended = _field(record, "attention_mask", len(prompt) + len(answer))
     sampled = _field(record, "response_mask", len(answer))
     recorded = _field(record, "rollout_log_probs", len(answer))
-    real = attended[len(prompt) :]
-    prompt = _kept(prompt, attended[: len(prompt)])
-    mask = [0] * len(prompt) + _kept(sampled, real)
-    return _joined(record, prompt, _kept(answer, real), mask, _kept(recorded, real))
+    return _joined(record, prompt, answer, [0] * len(prompt) + sampled, recorded, attended)
 
 
 def _from_molt(record: Record) -> dict[str, Any]:
@@ -177,7 +171,7 @@ def _from_molt(record: Record) -> dict[str, Any]:
     real = _field(record, "attention_mask", len(ids))
     sampled = [0, *_field(record, "action_mask", len(ids) - 1)]
     recorded = [0.0, *_field(record, "rollout_log_probs", len(ids) - 1)]
-    return _flat(record, _kept(ids, real), _kept(sampled, real), _kept(recorded, real))
+    return _flat(record, ids, sampled, recorded, real)
 
 
 IMPORTERS = {
@@ -195,7 +189,7 @@ IMPORTERS = {
 }
 
 
-def _field(record: Record, name: str, length: int | None = None) -> list[Any]:
+def _field(record: Record, name: str, length: int | None = None) -> Values:
     values = record.get(name)
     if not isinstance(values, list):
         raise RolloutFileError(f"field {name!r} is {'missing' if values is None else 'not a list'}")
@@ -204,23 +198,32 @@ def _field(record: Record, name: str, length: int | None = None) -> list[Any]:
     return values
 
 
-def _kept(values: list[Any], mask: list[Any]) -> list[Any]:
+def _kept(values: Values, mask: Values) -> Values:
     return [value for value, keep in zip(values, mask, strict=True) if keep]
 
 
+def _mask(record: Record, name: str, length: int) -> Values:
+    """An optional mask: 1 everywhere where the record has none."""
+    return [1] * length if record.get(name) is None else _field(record, name, length)
+
+
 def _joined(
-    record: Record, prompt: list[Any], answer: list[Any], mask: list[Any], recorded: list[Any]
+    record: Record, prompt: Values, answer: Values, mask: Values, recorded: Values, real: Values | None = None
 ) -> dict[str, Any]:
-    return _flat(record, prompt + answer, mask, [0.0] * len(prompt) + recorded)
+    """As _flat, with prompt and answer apart. recorded: of the answer; mask and real: of both."""
+    return _flat(record, prompt + answer, mask, [0.0] * len(prompt) + recorded, real)
 
 
-def _flat(record: Record, ids: list[Any], mask: list[Any], recorded: list[Any]) -> dict[str, Any]:
-    common = ("version", "temperature", "finish_reason")
+def _flat(record: Record, ids: Values, mask: Values, recorded: Values, real: Values | None = None) -> dict[str, Any]:
+    """One flat sequence in our own schema. real: 0 at padding, None where nothing is padded."""
     lists = {"token_ids": ids, "loss_mask": [int(bool(sampled)) for sampled in mask], "logprobs": recorded}
+    if real is not None:
+        lists = {name: _kept(values, real) for name, values in lists.items()}
+    common = ("version", "temperature", "finish_reason")
     return {name: record[name] for name in common if record.get(name) is not None} | lists
 
 
-def _one_temperature(record: Record, name: str, mask: list[Any]) -> dict[str, float]:
+def _one_temperature(record: Record, name: str, mask: Values) -> dict[str, float]:
     """The temperature of the sampled tokens, which must be one; nothing where the record has no such list."""
     if record.get(name) is None:
         return {}
