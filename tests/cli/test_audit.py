@@ -41,7 +41,7 @@ def rollouts(models: list[Path]) -> Path:
 def audit(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["audit", *map(str, arguments), "--json", "--threads", "1"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # no NaN, no Infinity
     return answer
 
 
@@ -92,6 +92,15 @@ def test_undelivered_weights_are_named_by_a_candidate(
     relabelled.write_text("".join(json.dumps(line) + "\n" for line in lines))
     answer = audit(capsys, relabelled, "--model", f"5={models[1]}", *candidates)
     assert answer["findings"][0]["cause"] == "weights of version 3, 2 updates older than the file says"
+
+
+def test_what_is_infinite_is_null(models: list[Path], rollouts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = json.loads(rollouts.read_text().splitlines()[0])
+    line["logprobs"] = [-1000.0] * len(line["logprobs"])
+    path = rollouts.with_name("overflow.jsonl")
+    path.write_text(json.dumps(line) + "\n")
+    answer = audit(capsys, path, "--model", models[0])
+    assert answer["statistics"]["ratio/max"] is None and answer["statistics"]["gap/kernel/max"] > 900
 
 
 def test_the_recipe_for_transformers_in_the_docs(

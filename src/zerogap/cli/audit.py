@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerogap.cli.arguments import command_parser
 from zerogap.cli.audit_locate import locate_against, parse_side
@@ -127,12 +128,22 @@ def run(args: argparse.Namespace) -> int:
 
         Path(args.html).write_text(to_html(answer), encoding="utf-8")
     if args.json:
-        print(json.dumps(answer))
+        print(json.dumps(_without_infinities(answer), allow_nan=False))
     else:
         from zerogap.cli.audit_text import show
 
         show(answer)
     return 0
+
+
+def _without_infinities(value: Any) -> Any:
+    """null for every number that is none or infinite (a ratio that overflows, a side with broken values): JSON has no
+    such numbers, and most readers refuse them."""
+    if isinstance(value, dict):
+        return {key: _without_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _models(args: argparse.Namespace) -> Models:
