@@ -168,7 +168,9 @@ def test_scores_follow_each_temperature(kernels: str) -> None:
     trajectories = [make_trajectory([3, 4], [5, 6, 7], temperature=t) for t in (1.0, 0.5, 0.0)]
     trajectories.append(make_trajectory([3, 4], []))
     warm, cool, greedy, empty = score(decoder, trajectories, 64)
-    assert torch.equal(warm, greedy) and not torch.equal(warm, cool)
+    # Rows of one batch: in stock kernels the same row need not have the same bits at another place of it.
+    same = torch.equal if kernels == "aligned" else torch.allclose
+    assert same(warm, greedy) and not torch.allclose(warm, cool)
     assert empty.shape == (0,) and empty.dtype == torch.float32
     hidden_TH = decoder.hidden(torch.tensor([3, 4, 5, 6]), pack(trajectories[:1], 64)[0].rows)
     logits_TV = decoder.logits(hidden_TH)[1:]
