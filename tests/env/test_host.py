@@ -128,6 +128,7 @@ GOOD = ([{"role": "user", "content": "more"}], 1, False, False, {"n": (1, 2)})
         (0, [{"role": "user"}], "list of messages"),
         (0, [{"role": "assistant", "content": "mine"}], "role of system, user, tool"),
         (0, [{"role": "user", "content": 3}], "list of messages"),
+        (0, [{"role": "user", "content": "\udcff"}], "valid Unicode"),
         (0, [], "no message though the episode goes on"),
         (1, None, "reward None"),
         (1, math.nan, "reward nan"),

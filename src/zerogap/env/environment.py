@@ -137,8 +137,6 @@ def _checked_reward(reward: Any) -> float:
 def _checked_info(info: Any) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise ProtocolError(f"step returned the info {_short(info)}; it must be a dict")
-    if not info:
-        return {}
     try:
         plain: dict[str, Any] = json.loads(json.dumps(info, allow_nan=False))
     except (TypeError, ValueError) as error:
