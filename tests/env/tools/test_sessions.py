@@ -88,7 +88,7 @@ def test_sessions_run_at_the_same_time_and_do_not_see_each_other(sandbox: Sandbo
 
 
 def test_cancelling_stops_the_code_and_the_next_call_says_that_variables_are_lost(sandbox: Sandbox) -> None:
-    async def cancelled() -> ToolResult:
+    async def cancelled() -> list[ToolResult]:
         session = await sandbox.backend.open(Limits(seconds=30, memory_mb=64, output_chars=2000))
         await session.run("x = 1")
         call = asyncio.ensure_future(session.run("while True: pass"))
@@ -98,12 +98,13 @@ def test_cancelling_stops_the_code_and_the_next_call_says_that_variables_are_los
             await call
         assert eventually(lambda: "R" not in descendants().values())
         try:
-            return await session.run("x")
+            return [await session.run("x"), await session.run("1")]
         finally:
             await session.close()
 
-    text = sandbox.wait(cancelled()).text
-    assert text.startswith("[new session: all variables of earlier calls are lost]\nTraceback") and "NameError" in text
+    told, after = [result.text for result in sandbox.wait(cancelled())]
+    assert told.startswith("[new session: all variables of earlier calls are lost]\nTraceback") and "NameError" in told
+    assert after == "1\n"
 
 
 def test_a_closed_session_may_be_closed_again(sandbox: Sandbox) -> None:
